@@ -1,0 +1,107 @@
+"""EngineConfig: every option of the engine, in one frozen value, checked before weights load."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from specdec.drafter_spec import parse_drafter_spec
+from specdec.errors import ConfigError
+
+DTYPES = ("auto", "float32", "bfloat16")
+VERIFY_RULES = ("coupled",)
+DEMO_MODEL = "demo"
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """Every option of the engine.
+
+    Attributes:
+        model: a hub id, a folder with safetensors, a `.gguf` file, or `demo` for the demo model.
+        dtype: `float32`, `bfloat16`, or `auto` (what the checkpoint was trained in and the device runs well).
+        device: torch device string; `auto` takes the best there is.
+        drafter: default drafter spec; requests may name another that needs no loading.
+        verify_rule: how drafts are accepted; `coupled` makes the output independent of the drafter.
+        seed: seeds the seeds of requests that bring none.
+        max_model_len: the most tokens of prompt and output together; None takes the model's own limit.
+        max_num_seqs: requests that run at once; more wait.
+        max_batch_tokens: token rows in one forward, prefill chunks included.
+        prefill_chunk: the most prompt tokens that one request forwards in one step; None is `max_batch_tokens`.
+        page_size: tokens in a KV page.
+        num_pages: KV pages; None sizes the pool from `kv_memory_gb`.
+        kv_memory_gb: memory for the KV pools of target and drafters; None takes what `max_num_seqs` requests of
+            full length need, at most a quarter of the free memory.
+        prefix_cache: keep the KV of finished requests for prompts that start alike.
+        draft_timeout_s: a user's drafter that takes longer than this in one step is switched off.
+        max_queue: requests that may wait; more are refused.
+        check_invariants: check the books after every step; slow, for tests.
+    """
+
+    model: str = DEMO_MODEL
+    dtype: str = "auto"
+    device: str = "auto"
+    drafter: str = "off"
+    verify_rule: str = "coupled"
+    seed: int = 0
+    max_model_len: int | None = None
+    max_num_seqs: int = 16
+    max_batch_tokens: int = 512
+    prefill_chunk: int | None = None
+    page_size: int = 16
+    num_pages: int | None = None
+    kv_memory_gb: float | None = None
+    prefix_cache: bool = True
+    draft_timeout_s: float = 10.0
+    max_queue: int = 1024
+    check_invariants: bool = False
+
+    def __post_init__(self) -> None:
+        _one_of("dtype", self.dtype, DTYPES)
+        _one_of("verify_rule", self.verify_rule, VERIFY_RULES)
+        for name in ("max_num_seqs", "max_batch_tokens", "page_size", "max_queue"):
+            _at_least(name, getattr(self, name), 1)
+        for name in ("max_model_len", "prefill_chunk", "num_pages"):
+            if getattr(self, name) is not None:
+                _at_least(name, getattr(self, name), 1)
+        if not 0 <= self.seed < 2**64:
+            raise ConfigError(f"seed must be at least 0 and less than 2**64, got {self.seed}")
+        if self.kv_memory_gb is not None and not self.kv_memory_gb > 0:
+            raise ConfigError(f"kv_memory_gb must be more than 0, got {self.kv_memory_gb}")
+        if self.kv_memory_gb is not None and self.num_pages is not None:
+            raise ConfigError("kv_memory_gb and num_pages both size the KV pool: give one of them")
+        if not self.draft_timeout_s > 0:
+            raise ConfigError(f"draft_timeout_s must be more than 0, got {self.draft_timeout_s}")
+        if self.max_batch_tokens < self.max_num_seqs:
+            raise ConfigError(
+                f"max_batch_tokens must be at least max_num_seqs, so that every running request gets a row: "
+                f"got {self.max_batch_tokens} and {self.max_num_seqs}"
+            )
+        parse_drafter_spec(self.drafter)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> EngineConfig:  # option values, checked in __post_init__
+        """Builds a config from a mapping. Raises ConfigError for an unknown key, with the nearest known one."""
+        known = [f.name for f in fields(cls)]
+        for name in values:
+            if name not in known:
+                near = difflib.get_close_matches(name, known, 1)
+                hint = f"; did you mean {near[0]!r}?" if near else ""
+                raise ConfigError(f"unknown engine option {name!r}{hint} Known: {', '.join(known)}")
+        return cls(**values)
+
+    def to_dict(self) -> dict[str, Any]:
+        """All options as JSON values."""
+        return asdict(self)
+
+
+def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ConfigError(f"{name} must be one of {', '.join(allowed)}, got {value!r}")
+
+
+def _at_least(name: str, value: object, low: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < low:
+        raise ConfigError(f"{name} must be an integer of at least {low}, got {value!r}")

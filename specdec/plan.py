@@ -1,0 +1,171 @@
+"""Values that pass between scheduler, drafters, verifier, KV manager and engine in one step. No torch.
+
+A row forwards `pending` committed tokens whose KV is missing, at least one, then the nodes of its draft:
+
+    committed tokens   |t0 t1 t2 ... t(c-1)|t(c) ... t(L-1)|n0 n1 n2 ...|
+                       |<---- cached ----->|<-- pending -->|<- nodes -->|      L = cached + pending when it emits
+
+A prefill chunk is many pending and no nodes, plain decoding 1 + 0, a chain 1 + k, a tree 1 + n.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specdec.request import Request, RequestStats
+
+
+@dataclass(frozen=True)
+class DraftNeeds:
+    """What a drafter asks of the engine, as data: nobody asks which drafter it holds.
+
+    Attributes:
+        hidden_layers: target layers whose output hidden states `observe` must be given.
+        q: the drafter returns the distribution of each node, which opens the `rejection` and `traversal` rules.
+        kv: the drafter keeps KV of its own under the request's block table.
+    """
+
+    hidden_layers: tuple[int, ...] = ()
+    q: bool = False
+    kv: bool = False
+
+
+@dataclass(frozen=True)
+class Row:
+    """One request's share of a step.
+
+    Attributes:
+        cached: committed tokens whose target KV is in the pool.
+        pending: committed tokens to forward now, at least 1.
+        draft_limit: the most draft nodes, 0 for none.
+        depth_limit: the deepest node that can still be emitted before the last token allowed.
+        drafter: drafter spec string.
+        length: committed tokens when the row was planned; the request grows when the step commits.
+    """
+
+    request: Request
+    cached: int
+    pending: int
+    draft_limit: int = 0
+    depth_limit: int = 0
+    drafter: str = "off"
+    length: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "length", len(self.request.tokens))
+
+    @property
+    def emits(self) -> bool:
+        """Whether this step reaches the end of the committed tokens, so that new ones are chosen."""
+        return self.cached + self.pending == self.length
+
+    @property
+    def decodes(self) -> bool:
+        """Whether this is a decoding row: one pending token past the prompt. Only these count as verifies."""
+        return self.pending == 1 and self.emits and self.length > self.request.num_prompt
+
+
+@dataclass(frozen=True)
+class StepCost:
+    """Seconds of one step, by what they were spent on.
+
+    Attributes:
+        draft_s: by drafter name.
+        verify_s: packing, upload and the target forward.
+        sample_s: logits to choices, and the walk.
+        commit_s: KV compaction and prefix-cache upkeep.
+        host_s: all the rest.
+    """
+
+    draft_s: Mapping[str, float] = field(default_factory=dict)
+    verify_s: float = 0.0
+    sample_s: float = 0.0
+    commit_s: float = 0.0
+    host_s: float = 0.0
+
+    @property
+    def total_s(self) -> float:
+        return sum(self.draft_s.values()) + self.verify_s + self.sample_s + self.commit_s + self.host_s
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """Who runs in this step, and what it is predicted to cost (None before a cost model has data)."""
+
+    rows: tuple[Row, ...]
+    predicted: StepCost | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """Token rows forwarded if every row drafts to its limit."""
+        return sum(row.pending + row.draft_limit for row in self.rows)
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """What the verifier chose, per plan row.
+
+    Attributes:
+        nodes: int32 [rows, deepest]: the accepted path as draft-node indices from the root down, padded with -1.
+        counts: int32 [rows]: accepted nodes.
+        next_tokens: int32 [rows]: the correction or bonus token; -1 where the row does not emit.
+        errors: row index -> why no token could be chosen there.
+    """
+
+    nodes: NDArray[np.int32]
+    counts: NDArray[np.int32]
+    next_tokens: NDArray[np.int32]
+    errors: Mapping[int, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class RowOutcome:
+    """What one row really delivered, after stops were applied token by token.
+
+    Attributes:
+        emitted: ids appended to the request, in order.
+        path: the accepted draft nodes among them, as node indices; the first `len(path)` of `emitted`.
+        finish_reason: `stop`, `length`, `error` or None.
+        text: text of each emitted token as far as it is settled; a held-back piece comes with a later token.
+        error: why the row failed, with finish_reason `error`.
+    """
+
+    emitted: tuple[int, ...] = ()
+    path: tuple[int, ...] = ()
+    finish_reason: str | None = None
+    text: tuple[str, ...] = ()
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class Event:
+    """News of one request, as the engine's caller sees it.
+
+    Attributes:
+        token_ids: ids emitted in this step.
+        pieces: text of each id; joined over all events they are the request's text.
+        num_accepted: the first so many of `token_ids` were accepted draft tokens.
+        finish_reason: `stop`, `length`, `abort`, `error`, or None while it runs.
+        error: what went wrong, with finish_reason `error`.
+        stats: the request's counters; shared with the engine until `finish_reason` is set.
+    """
+
+    request_id: str
+    token_ids: tuple[int, ...]
+    pieces: tuple[str, ...]
+    num_accepted: int
+    stats: RequestStats
+    finish_reason: str | None = None
+    error: str | None = None
+
+    @property
+    def text(self) -> str:
+        return "".join(self.pieces)
+
+
+Hidden = Any  # dict[int, torch.Tensor]: layer -> [rows, hidden]; this module must not import torch

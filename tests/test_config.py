@@ -1,0 +1,62 @@
+from typing import Any
+
+import pytest
+
+from specdec.config import EngineConfig
+from specdec.errors import ConfigError, RequestError
+from specdec.request import SamplingParams
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"dtype": "float16"}, "dtype"),
+        ({"verify_rule": "typical"}, "verify_rule"),
+        ({"page_size": 0}, "page_size"),
+        ({"page_size": 1.5}, "page_size"),
+        ({"max_num_seqs": True}, "max_num_seqs"),
+        ({"seed": -1}, "seed"),
+        ({"kv_memory_gb": 0}, "kv_memory_gb"),
+        ({"kv_memory_gb": 1.0, "num_pages": 4}, "num_pages"),
+        ({"max_batch_tokens": 4}, "max_batch_tokens"),
+        ({"drafter": "ngram("}, "drafter"),
+        ({"draft_timeout_s": 0}, "draft_timeout_s"),
+    ],
+)
+def test_an_impossible_option_is_refused_by_name(options: dict[str, Any], field: str) -> None:
+    with pytest.raises(ConfigError, match=field):
+        EngineConfig.from_dict(options)
+
+
+def test_an_unknown_option_is_refused_with_the_nearest_known_one() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'page_size'"):
+        EngineConfig.from_dict({"pagesize": 4})
+
+
+def test_every_option_is_echoed() -> None:
+    changed = {"page_size": 4, "seed": 3, "drafter": "ngram", "prefix_cache": False, "max_queue": 7}
+    echoed = EngineConfig.from_dict(changed).to_dict()
+    assert {name: echoed[name] for name in changed} == changed
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("max_tokens", 0), ("max_tokens", -1), ("max_tokens", 1.5), ("temperature", -0.1), ("temperature", float("nan")), ("top_k", -1),
+        ("top_p", 0.0), ("top_p", 1.1), ("min_p", -0.1), ("min_p", 1.5), ("seed", -1), ("seed", 2**64), ("n", 0), ("stop", ("",)),
+        ("stop_token_ids", (-1,)), ("temperature", "hot"),
+    ],
+)  # fmt: skip
+def test_a_bad_sampling_parameter_is_refused_by_name(field: str, value: Any) -> None:
+    with pytest.raises(RequestError, match=field) as caught:
+        SamplingParams(**{field: value})
+    assert caught.value.param == field
+
+
+def test_an_unknown_sampling_parameter_is_refused() -> None:
+    with pytest.raises(RequestError, match="'temprature'"):
+        SamplingParams.from_dict({"temprature": 1})
+
+
+def test_one_stop_string_may_be_given_bare() -> None:
+    assert SamplingParams(stop="ab").stop == ("ab",)  # type: ignore[arg-type]
