@@ -1,0 +1,29 @@
+"""The walk: from the root down, to the child whose token was chosen, until none is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from specdec.tree import DraftTree
+
+
+def walk(tree: DraftTree, chosen: Sequence[int]) -> tuple[list[int], int]:
+    """Follows the chosen tokens through a tree.
+
+    Args:
+        tree: n nodes; of siblings with equal tokens the first counts.
+        chosen: n + 1 tokens: the choice at the root, then at every node.
+
+    Returns:
+        The accepted nodes from the root down, and the token that follows them: the correction, or the bonus.
+    """
+    children: dict[tuple[int, int], int] = {}
+    for node, (parent, token) in enumerate(zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True)):
+        children.setdefault((parent, token), node)
+    path: list[int] = []
+    node: int | None = -1
+    token = chosen[0]
+    while (node := children.get((node, token))) is not None:
+        path.append(node)
+        token = chosen[node + 1]
+    return path, token
