@@ -1,0 +1,291 @@
+"""The engine: draft, verify, commit. The only module that knows drafters, verifier, scheduler and KV together."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from specdec.backend.base import Backend
+from specdec.config import EngineConfig
+from specdec.drafters.base import DraftKV
+from specdec.errors import RequestError
+from specdec.kv_manager.manager import KVManager
+from specdec.kv_manager.storage import DraftStorage, KVStorage
+from specdec.memory import MemoryPlan
+from specdec.output import OutputProcessor
+from specdec.pack import PackRow
+from specdec.plan import BatchPlan, Event, RowOutcome
+from specdec.request import Request, SamplingParams
+from specdec.runner import ForwardOutput, ModelRunner
+from specdec.scheduler.admission import check_prompt, check_queue
+from specdec.scheduler.scheduler import Scheduler
+from specdec.seeds import choice_seed, derive_seed
+from specdec.step_clock import StepClock
+from specdec.tree import DraftTree
+from specdec.verifier import create_verifier
+from specdec.verifier.sampling import NoiseSampler
+
+if TYPE_CHECKING:
+    from specdec.models import LoadedModel
+
+
+class Engine:
+    """Generates for many requests at once. Not thread-safe: one thread adds, steps and aborts.
+
+    Build one with `Engine.from_config`. Then: `add` requests, `step` while `has_work`, and read the events.
+    """
+
+    def __init__(self, config: EngineConfig, target: LoadedModel, backend: Backend, memory: MemoryPlan) -> None:
+        from specdec.drafters.base import DrafterContext
+        from specdec.drafters.router import DrafterRouter
+        from specdec.drafters.vocabulary import tokenizer_fingerprint
+
+        self.config = config
+        self.memory = memory
+        self.tokenizer = target.tokenizer
+        self.model_name = target.source
+        self.vocab_size = target.config.vocab_size
+        self.max_model_len = min(memory.max_model_len, memory.num_pages * config.page_size)
+        self._eos_token_ids = target.eos_token_ids
+        self._backend = backend
+        self.kv = KVManager(memory.num_pages, config.page_size, prefix_cache=config.prefix_cache)
+        spec = target.config
+        storage = KVStorage(
+            spec.num_layers, memory.num_pages, config.page_size, spec.num_kv_heads, spec.head_dim, target.dtype, backend.device
+        )
+        self.kv.register("target", storage)
+        self.target = ModelRunner(target.model, backend, storage)
+        self.verifier = create_verifier(config.verify_rule, backend)
+        context = DrafterContext(
+            config=config,
+            backend=backend,
+            vocab_size=self.vocab_size,
+            max_model_len=self.max_model_len,
+            page_size=config.page_size,
+            sample=NoiseSampler(backend),
+            create_kv=self._create_kv,
+            tokenizer_fingerprint=tokenizer_fingerprint(target.tokenizer),
+            target=target,
+        )
+        self.drafters = DrafterRouter(context, config.drafter)
+        self.outputs = OutputProcessor(target.tokenizer)
+        self.scheduler = Scheduler(config, self.kv, self.drafters.default_limit, self.drafters.forget)
+        self._numbers = itertools.count()
+        self._news: list[Event] = []
+        self.num_steps = 0
+
+    @classmethod
+    def from_config(cls, config: EngineConfig, *, progress: Callable[[str], None] | None = None) -> Engine:
+        """Checks the options, plans memory, then loads.
+
+        Args:
+            config: every option.
+            progress: told what is being done, a line at a time.
+
+        Raises:
+            ConfigError: an option cannot be met; raised before weights load.
+            ModelError: the target cannot be loaded.
+            DrafterError: the drafter cannot be loaded.
+        """
+        from specdec.startup import load_engine_parts
+
+        return cls(config, *load_engine_parts(config, progress or (lambda _: None)))
+
+    # Requests
+
+    def add(
+        self,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        request_id: str | None = None,
+        drafter: str | None = None,
+        prediction: Sequence[int] = (),
+        priority: int = 0,
+    ) -> list[str]:
+        """Queues a request.
+
+        Args:
+            prompt_ids: at least one token id.
+            params: sampling parameters; `n` choices become n requests that share the prompt's KV.
+            request_id: name of the request; a number if not given. Choice i of several is named `{request_id}-{i}`.
+            drafter: drafter spec; None takes the configured one.
+            prediction: predicted output ids, for the `prediction` drafter.
+            priority: lower runs first.
+
+        Returns:
+            Ids of the choices, in order.
+
+        Raises:
+            RequestError: a field is wrong; it is named.
+            ContextLengthError: the prompt leaves no room for a token.
+            OverloadedError: the queue is full.
+        """
+        prompt = [int(token) for token in prompt_ids]
+        check_prompt(len(prompt), self.max_model_len)
+        for tokens, param in ((prompt, "prompt"), (prediction, "prediction"), (params.stop_token_ids, "stop_token_ids")):
+            bad = next((token for token in tokens if not 0 <= token < self.vocab_size), None)
+            if bad is not None:
+                raise RequestError(f"{param} holds token id {bad}, but ids must lie in [0, {self.vocab_size})", param=param)
+        if params.stop and self.tokenizer is None:
+            raise RequestError("stop strings need a tokenizer, and this model has none: use stop_token_ids", param="stop")
+        check_queue(len(self.scheduler.waiting), params.n, self.config.max_queue)
+        spec = self.config.drafter if drafter is None else drafter
+        self.drafters.check(spec)
+        number = next(self._numbers)
+        seed = derive_seed(self.config.seed, number) if params.seed is None else params.seed
+        name = request_id if request_id is not None else f"request-{number}"
+        ids = [name] if params.n == 1 else [f"{name}-{choice}" for choice in range(params.n)]
+        taken = next((choice_id for choice_id in ids if self.outputs.holds(choice_id)), None)
+        if taken is not None:
+            raise RequestError(f"request id {taken!r} is in use: choose another", param="request_id")
+        length = self.max_model_len if params.max_tokens is None else min(len(prompt) + params.max_tokens, self.max_model_len)
+        for choice, choice_id in enumerate(ids):
+            request = Request(
+                id=choice_id,
+                tokens=list(prompt),
+                num_prompt=len(prompt),
+                params=params,
+                seed=choice_seed(seed, choice),
+                max_length=length,
+                drafter=spec,
+                eos_token_ids=frozenset() if params.ignore_eos else self._eos_token_ids,
+                prediction=tuple(prediction),
+                priority=priority,
+                parent=ids[0] if choice else None,
+            )
+            self.outputs.add(request)
+            self.scheduler.add(request)
+        return ids
+
+    def abort(self, request_id: str) -> None:
+        """Ends a request at any point; its last event comes with the next step. Unknown ids are ignored: it may have ended."""
+        request = self.scheduler.remove(request_id)
+        if request is None:
+            return
+        request.finish_reason = "abort"
+        self._forget(request)
+        self._news.append(Event(request.id, (), (), 0, request.stats, finish_reason="abort"))
+
+    def step_news(self) -> list[Event]:
+        """Events that need no step: those of requests aborted since the last one."""
+        news, self._news = self._news, []
+        return news
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `step` has anything to do or to tell."""
+        return self.scheduler.has_work or bool(self._news)
+
+    # The step
+
+    @torch.inference_mode()
+    def step(self) -> list[Event]:
+        """Advances every running request by one draft, verify, commit. Returns what is new."""
+        news = self.step_news()
+        if not self.scheduler.has_work:
+            return news
+        clock = StepClock(self._backend.clock)
+        plan = self.scheduler.plan()
+        self.kv.reserve(plan)
+        clock.mark("host")
+        trees = self.drafters.propose(plan)
+        clock.mark("draft")
+        plan, trees = self.scheduler.trim(plan, trees)
+        output = self.target.forward(self._rows(plan, trees), self.drafters.needs.hidden_layers)
+        clock.mark("verify")
+        accepted = self.verifier.accept(plan, trees, output.logits)
+        clock.mark("sample")
+        outcomes = self.outputs.append(plan, trees, accepted)
+        clock.mark("host")
+        self.kv.commit(plan, outcomes)
+        clock.mark("commit")
+        self.drafters.observe(plan, trees, outcomes, self._hidden_of(plan, trees, output))
+        clock.mark("draft")
+        events = self.scheduler.finish(plan, trees, outcomes, clock.cost(self.drafters.draft_s))
+        self._release(plan, outcomes)
+        self.num_steps += 1
+        return news + events
+
+    def _rows(self, plan: BatchPlan, trees: Sequence[DraftTree]) -> list[PackRow]:
+        """The step's rows as the packer wants them."""
+        rows = []
+        for row, tree in zip(plan.rows, trees, strict=True):
+            pending = row.request.tokens[row.cached : row.cached + row.pending]
+            rows.append(
+                PackRow(
+                    tokens=[*pending, *tree.tokens.tolist()] if len(tree) else pending,
+                    cached=row.cached,
+                    pages=self.kv.pages(row.request.id),
+                    num_logits=1 + len(tree) if row.emits else 0,
+                    parents=tree.parents if len(tree) else None,
+                )
+            )
+        return rows
+
+    def _hidden_of(
+        self, plan: BatchPlan, trees: Sequence[DraftTree], output: ForwardOutput
+    ) -> Callable[[int], dict[int, torch.Tensor]]:
+        """Row index -> that row's captured states."""
+        ends = np.cumsum([row.pending + len(tree) for row, tree in zip(plan.rows, trees, strict=True)])
+
+        def hidden(index: int) -> dict[int, torch.Tensor]:
+            start = int(ends[index - 1]) if index else 0
+            return {layer: states[start : int(ends[index])] for layer, states in output.hidden.items()}
+
+        return hidden
+
+    def _release(self, plan: BatchPlan, outcomes: Sequence[RowOutcome]) -> None:
+        for row, outcome in zip(plan.rows, outcomes, strict=True):
+            if outcome.finish_reason is not None:
+                self._forget(row.request)
+        if self.config.check_invariants:
+            self.kv.check()
+
+    def _forget(self, request: Request) -> None:
+        self.kv.release(request)
+        self.drafters.forget(request.id)
+        self.outputs.forget(request.id)
+
+    def _create_kv(self, name: str, layers: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> DraftKV:
+        pages, size = self.memory.num_pages, self.config.page_size
+        return DraftStorage(self.kv, name, KVStorage(layers, pages, size, kv_heads, head_dim, dtype, self._backend.device))
+
+    # Upkeep
+
+    def reset_prefix_cache(self) -> None:
+        """Forgets the KV of ended requests."""
+        self.kv.reset_prefix_cache()
+
+    def status(self) -> dict[str, Any]:
+        """What runs, with which options, and what it came to; JSON values."""
+        stats = self.kv.stats
+        return {
+            "model": self.model_name,
+            "config": self.config.to_dict(),
+            "max_model_len": self.max_model_len,
+            "running": len(self.scheduler.running),
+            "waiting": len(self.scheduler.waiting),
+            "steps": self.num_steps,
+            "preemptions": self.scheduler.preemptions,
+            "kv": {
+                "pages": self.kv.num_pages,
+                "available": self.kv.num_available,
+                "prefix_queries": stats.queries,
+                "prefix_hits": stats.hits,
+                "evictions": stats.evictions,
+            },
+            "drafters": self.drafters.status(),
+        }
+
+    def close(self) -> None:
+        """Aborts what runs and ends the drafters' threads."""
+        for request in (*self.scheduler.running, *self.scheduler.waiting):
+            self.abort(request.id)
+        self.drafters.close()
+
+

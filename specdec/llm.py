@@ -1,0 +1,221 @@
+"""LLM: the Python way in. Prompts in, texts out, with the engine behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from specdec.config import DEMO_MODEL, EngineConfig
+from specdec.engine import Engine
+from specdec.errors import ConfigError, RequestError
+from specdec.plan import Event
+from specdec.request import RequestStats, SamplingParams
+
+Prompt = str | Sequence[int]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One completion.
+
+    Attributes:
+        token_ids: emitted ids, an end token included.
+        text: their text, without end tokens and cut before a stop string.
+        finish_reason: `stop`, `length`, `abort` or `error`.
+        stats: what it cost, and what the drafts brought.
+        error: what went wrong, with finish_reason `error`.
+    """
+
+    token_ids: tuple[int, ...]
+    text: str
+    finish_reason: str
+    stats: RequestStats
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class GenerationOutput:
+    """All choices of one prompt; the properties are those of the first."""
+
+    prompt_token_ids: tuple[int, ...]
+    choices: tuple[Choice, ...]
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        return self.choices[0].token_ids
+
+    @property
+    def text(self) -> str:
+        return self.choices[0].text
+
+    @property
+    def finish_reason(self) -> str:
+        return self.choices[0].finish_reason
+
+    @property
+    def stats(self) -> RequestStats:
+        return self.choices[0].stats
+
+
+class LLM:
+    """A loaded model that generates.
+
+    Args:
+        model: a hub id, a folder with safetensors, a `.gguf` file, or `demo`.
+        drafter: a drafter spec; or a Drafter, a factory or a function `(tokens, limit) -> list[int]`.
+        progress: told what is being loaded, a line at a time.
+        options: any other field of EngineConfig.
+
+    Raises:
+        ConfigError: an option is unknown or impossible.
+        ModelError: the model cannot be loaded.
+        DrafterError: the drafter cannot be built.
+    """
+
+    def __init__(
+        self,
+        model: str = DEMO_MODEL,
+        *,
+        drafter: Any = "off",  # a spec, or whatever register_drafter takes
+        progress: Callable[[str], None] | None = None,
+        **options: Any,  # fields of EngineConfig, checked there
+    ) -> None:
+        if not isinstance(drafter, str):
+            from specdec.drafters.registry import register_instance
+
+            drafter = register_instance(drafter)
+        config = EngineConfig.from_dict({"model": model, "drafter": drafter, **options})
+        self.engine = Engine.from_config(config, progress=progress)
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        drafter: str | None = None,
+        predictions: Sequence[Prompt | None] | None = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> list[GenerationOutput]:
+        """Generates for all prompts together.
+
+        Args:
+            prompts: texts or lists of token ids; a single one is a list of one.
+            params: one for all, or one per prompt; None is `SamplingParams()`.
+            drafter: drafter spec for these prompts; None is the configured one.
+            predictions: predicted output per prompt, for the `prediction` drafter.
+            progress: called after every step with the number of tokens it emitted.
+
+        Returns:
+            One output per prompt, in order.
+
+        Raises:
+            RequestError: a prompt or parameter is wrong; nothing of this call is generated then.
+        """
+        ids = [self._encode(prompt) for prompt in _as_list(prompts)]
+        all_params = _per_prompt(params, len(ids))
+        guesses = list(predictions) if predictions is not None else [None] * len(ids)
+        if len(guesses) != len(ids):
+            raise RequestError(f"predictions must be as many as prompts: got {len(guesses)} for {len(ids)}", param="predictions")
+        added: list[list[str]] = []
+        try:
+            for prompt, one, guess in zip(ids, all_params, guesses, strict=True):
+                prediction = self._encode(guess, special=False) if guess is not None else ()
+                added.append(self.engine.add(prompt, one, drafter=drafter, prediction=prediction))
+            choices = self._run([choice for request in added for choice in request], progress)
+        except BaseException:  # Ctrl-C included: nothing of this call may stay behind in the engine
+            for request in added:
+                for choice in request:
+                    self.engine.abort(choice)
+            self.engine.step_news()
+            raise
+        return [
+            GenerationOutput(tuple(prompt), tuple(choices[choice] for choice in request))
+            for prompt, request in zip(ids, added, strict=True)
+        ]
+
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None, *, drafter: str | None = None, prediction: Prompt | None = None
+    ) -> Iterator[Event]:
+        """Events of one request as they happen; closing the iterator aborts it. `params.n` must be 1."""
+        params = params or SamplingParams()
+        if params.n != 1:
+            raise RequestError(f"a stream has one choice, got n={params.n}: use generate", param="n")
+        guess = self._encode(prediction, special=False) if prediction is not None else ()
+        (request_id,) = self.engine.add(self._encode(prompt), params, drafter=drafter, prediction=guess)
+        try:
+            while self.engine.has_work:
+                for event in self.engine.step():
+                    if event.request_id == request_id:
+                        yield event
+                        if event.finish_reason is not None:
+                            return
+        finally:
+            self.engine.abort(request_id)
+            self.engine.step_news()
+
+    def chat_ids(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        """Token ids of a conversation under the model's chat template, ready for the answer.
+
+        Raises:
+            RequestError: the model has no chat template, or the template refuses the messages.
+        """
+        from specdec.chat import encode_chat
+
+        return encode_chat(self.engine.tokenizer, messages)
+
+    def close(self) -> None:
+        """Ends what runs."""
+        self.engine.close()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _encode(self, prompt: Prompt, special: bool = True) -> list[int]:
+        if not isinstance(prompt, str):
+            return list(prompt)
+        if self.engine.tokenizer is None:
+            raise RequestError("this model has no tokenizer: give token ids", param="prompt")
+        ids: list[int] = self.engine.tokenizer.encode(prompt, add_special_tokens=special)
+        return ids
+
+    def _run(self, ids: Sequence[str], progress: Callable[[int], None] | None) -> dict[str, Choice]:
+        tokens: dict[str, list[int]] = {request_id: [] for request_id in ids}
+        pieces: dict[str, list[str]] = {request_id: [] for request_id in ids}
+        choices: dict[str, Choice] = {}
+        while len(choices) < len(tokens):
+            events = self.engine.step()
+            for event in events:
+                if event.request_id not in tokens:
+                    continue
+                tokens[event.request_id].extend(event.token_ids)
+                pieces[event.request_id].extend(event.pieces)
+                if event.finish_reason is not None:
+                    choices[event.request_id] = Choice(
+                        tuple(tokens[event.request_id]), "".join(pieces[event.request_id]), event.finish_reason, event.stats, event.error
+                    )
+            if progress is not None:
+                progress(sum(len(event.token_ids) for event in events))
+        return choices
+
+
+def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    if isinstance(prompts, str):
+        return [prompts]
+    items = list(prompts)
+    if items and all(isinstance(item, int) for item in items):
+        return [[item for item in items if isinstance(item, int)]]
+    return [item for item in items if not isinstance(item, int)]
+
+
+def _per_prompt(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
+    if params is None:
+        params = SamplingParams()
+    if isinstance(params, SamplingParams):
+        return [params] * count
+    if len(params) != count:
+        raise ConfigError(f"params must be one, or as many as prompts: got {len(params)} for {count}")
+    return list(params)
