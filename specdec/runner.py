@@ -42,7 +42,7 @@ class ModelRunner:
         self.backend = backend
         self.storage = storage
         self.page_size = storage.keys.shape[2]
-        self.row_tile = backend.row_tile([module for module in model.modules() if isinstance(module, nn.Linear)])
+        self.row_tile = backend.prepare(model)
 
     @torch.inference_mode()
     def forward(self, rows: Sequence[PackRow], capture: Sequence[int] = ()) -> ForwardOutput:

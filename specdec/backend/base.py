@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from specdec.pack import PackedBatch
 
@@ -90,10 +90,12 @@ class Backend(Protocol):
         """
         ...
 
-    def row_tile(self, linears: Sequence[torch.nn.Linear]) -> int:
-        """Token rows are padded to a multiple of this so that a row's result does not depend on the others.
+    def prepare(self, model: nn.Module) -> int:
+        """Makes a built model run well here, in place; doing it twice does no harm.
 
-        Found by trying the given layers' shapes; 1 where rows never depend on each other.
+        Returns:
+            The row tile: token rows are padded to a multiple of it, so that a row's result is the same bits whatever
+            the other rows are. 1 where rows never depend on each other.
         """
         ...
 

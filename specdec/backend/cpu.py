@@ -10,14 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from specdec.backend.base import AttentionSpec, ChoiceBatch, ForwardBatch
+from specdec.backend.cpu_linear import exact_row_tile, pack_linears
 from specdec.kernels import cpu_ops
 from specdec.kernels.filters import filter_logits
 from specdec.pack import PackedBatch
-
-ROW_TILES = (1, 4, 8, 16)
-"""Tried in this order; 16 was row-invariant on every machine measured."""
-_PROBED_ROWS = (1, 2, 3, 4, 5, 7, 8, 12, 16, 20, 24, 32, 48, 64)
-
 
 class CPUBackend:
     """Implements `specdec.backend.base.Backend` on the host."""
@@ -33,9 +29,9 @@ class CPUBackend:
     def attention(self, batch: ForwardBatch, keys: Tensor, values: Tensor, specs: Sequence[AttentionSpec]) -> PagedAttention:
         return PagedAttention(batch.packed, keys, values, specs)
 
-    def row_tile(self, linears: Sequence[nn.Linear]) -> int:
-        shapes = {(linear.weight.shape, linear.weight.dtype): linear.weight for linear in linears}
-        return max((_row_tile(weight) for weight in shapes.values()), default=1)
+    def prepare(self, model: nn.Module) -> int:
+        pack_linears(model)
+        return exact_row_tile(model)
 
     def choose(self, logits: Tensor, choice: ChoiceBatch) -> Tensor:
         filtered = filter_logits(logits, choice.temperature, choice.top_k, choice.top_p, choice.min_p)
@@ -60,20 +56,3 @@ class PagedAttention:
         keys.flatten(0, 1).index_copy_(0, self._slots, k[: self._num_tokens])
         values.flatten(0, 1).index_copy_(0, self._slots, v[: self._num_tokens])
         return cpu_ops.paged_attention(q, keys, values, self._packed, self._specs[layer])
-
-
-def _row_tile(weight: Tensor) -> int:
-    """The smallest tile at which a product's rows are the same bits for every number of rows tried.
-
-    A matrix product picks its blocking, and with it the order of its sums, by the number of rows. Which numbers share
-    an order is a property of library, processor and shape, so it is measured.
-    """
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(max(_PROBED_ROWS), weight.shape[1], generator=generator).to(weight.dtype)
-    with torch.inference_mode():
-        reference = torch.cat([nn.functional.linear(tile, weight) for tile in x.split(ROW_TILES[-1])])
-        same = {rows: torch.equal(nn.functional.linear(x[:rows], weight), reference[:rows]) for rows in _PROBED_ROWS}
-    return next(
-        (tile for tile in ROW_TILES if all(ok for rows, ok in same.items() if rows % tile == 0)),
-        ROW_TILES[-1],
-    )
