@@ -1,0 +1,97 @@
+"""The KV tensors of a pool, and a drafter's view of its own. The only module here that knows torch; keeps no books."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from specdec.errors import DrafterError
+from specdec.kv_manager.manager import KVManager
+
+
+class KVStorage:
+    """Keys and values of every layer, page and slot, in one allocation.
+
+    Attributes:
+        keys: [layers, num_pages, page_size, kv_heads, head_dim].
+        values: the same shape and strides.
+
+    Zeroed, because an attention kernel may multiply a masked slot by 0 and uninitialised memory may hold NaN.
+    """
+
+    def __init__(
+        self,
+        layers: int,
+        num_pages: int,
+        page_size: int,
+        kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.page_size = page_size
+        self._pages = torch.zeros(2, layers, num_pages, page_size, kv_heads, head_dim, dtype=dtype, device=device)
+        self._slots = self._pages.view(2, layers, num_pages * page_size, kv_heads, head_dim)
+        self.keys, self.values = self._pages[0], self._pages[1]
+
+    @staticmethod
+    def bytes_per_page(layers: int, page_size: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:
+        """Bytes of one page, keys and values of all layers."""
+        return 2 * layers * page_size * kv_heads * head_dim * dtype.itemsize
+
+    def copy_pages(self, src: list[int], dst: list[int]) -> None:
+        """Copies whole pages in all layers; every source is read before any destination is written."""
+        self._copy(self._pages, torch.tensor(src, dtype=torch.int64), torch.tensor(dst, dtype=torch.int64))
+
+    def move_slots(self, src: NDArray[np.int64], dst: NDArray[np.int64]) -> None:
+        """Copies single slots in all layers; every source is read before any destination is written."""
+        self._copy(self._slots, torch.tensor(src, dtype=torch.int64), torch.tensor(dst, dtype=torch.int64))
+
+    @staticmethod
+    def _copy(pool: Tensor, src: Tensor, dst: Tensor) -> None:
+        """Rows of dimension 2 of `pool`; index_select gathers them into a temporary first."""
+        device = pool.device
+        pool.index_copy_(2, dst.to(device), pool.index_select(2, src.to(device)))
+
+
+class DraftStorage:
+    """A drafter's KV under the requests' block tables: what `specdec.drafters.base.DraftKV` asks for.
+
+    Args:
+        manager: the books; the storage is registered with it.
+        name: the drafter's name in the books, unlike that of any other.
+        storage: tensors with the manager's number and size of pages.
+
+    Errors are the drafter's (DrafterError), so that a mistaken one costs its drafts and not the engine.
+    """
+
+    def __init__(self, manager: KVManager, name: str, storage: KVStorage) -> None:
+        pages, size = storage.keys.shape[1], storage.keys.shape[2]
+        if (pages, size) != (manager.num_pages, manager.page_size):
+            raise DrafterError(f"{name}: its KV must have {manager.num_pages} pages of {manager.page_size} tokens, got {pages} of {size}")
+        manager.register(name, storage)
+        self._manager = manager
+        self._name = name
+        self.keys = storage.keys
+        self.values = storage.values
+
+    def pages(self, request_id: str) -> NDArray[np.int32]:
+        """int32 [p], the request's block table; it covers the committed tokens and this step's draft."""
+        self._require(request_id)
+        return self._manager.pages(request_id)
+
+    def cached(self, request_id: str) -> int:
+        """Leading committed tokens whose KV this drafter has in the pool."""
+        self._require(request_id)
+        return self._manager.cached(request_id, self._name)
+
+    def set_cached(self, request_id: str, count: int) -> None:
+        """States how many leading committed tokens now have this drafter's KV."""
+        self._require(request_id)
+        self._manager.set_cached(request_id, self._name, count)
+
+    def _require(self, request_id: str) -> None:
+        if not self._manager.holds(request_id):
+            raise DrafterError(f"{self._name} asks for the KV of request {request_id}, which has none: it has ended or was preempted")
