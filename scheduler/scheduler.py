@@ -27,15 +27,22 @@ class Scheduler:
         kv: page accounting; the scheduler asks and admits, the engine reserves and commits.
         draft_limit: drafter spec -> the most nodes it drafts per request and step.
         on_release: called with a request whose KV was just given up, by preemption.
+        clock: seconds; the same clock that stamps arrivals.
     """
 
     def __init__(
-        self, config: EngineConfig, kv: KVManager, draft_limit: Callable[[str], int], on_release: Callable[[str], None]
+        self,
+        config: EngineConfig,
+        kv: KVManager,
+        draft_limit: Callable[[str], int],
+        on_release: Callable[[str], None],
+        clock: Callable[[], float],
     ) -> None:
         self._config = config
         self._kv = kv
         self._draft_limit = draft_limit
         self._on_release = on_release
+        self._clock = clock
         self._prefill_chunk = config.prefill_chunk or config.max_batch_tokens
         self.waiting = RequestQueue()
         self.running: list[Request] = []
@@ -85,6 +92,8 @@ class Scheduler:
         events = []
         for row, outcome in zip(plan.rows, outcomes, strict=True):
             request = row.request
+            if outcome.emitted and request.stats.first_token_s is None:
+                request.stats.first_token_s = self._clock() - request.arrival_s
             if outcome.finish_reason is not None:
                 request.finish_reason = outcome.finish_reason
                 self.running.remove(request)
@@ -146,6 +155,7 @@ class Scheduler:
             self.running.append(request)
             if request.stats.preemptions == 0:
                 request.stats.cached_prompt_tokens = row.cached
+                request.stats.queue_s = self._clock() - request.arrival_s
 
     def _prefill_row(self, request: Request, step: _Step) -> Row | None:
         pending = min(self._pending(request), self._prefill_chunk, step.budget)

@@ -73,7 +73,7 @@ class Engine:
         )
         self.drafters = DrafterRouter(context, config.drafter)
         self.outputs = OutputProcessor(target.tokenizer)
-        self.scheduler = Scheduler(config, self.kv, self.drafters.default_limit, self.drafters.forget)
+        self.scheduler = Scheduler(config, self.kv, self.drafters.default_limit, self.drafters.forget, backend.clock)
         self._numbers = itertools.count()
         self._news: list[Event] = []
         self.num_steps = 0
@@ -157,6 +157,7 @@ class Engine:
                 prediction=tuple(prediction),
                 priority=priority,
                 parent=ids[0] if choice else None,
+                arrival_s=self._backend.clock(),
             )
             self.outputs.add(request)
             self.scheduler.add(request)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -89,7 +88,8 @@ class RequestStats:
     """What a request cost and what its drafts brought. Words as in docs/architecture.md.
 
     `verifies` counts forwards of this request as a decoding row; the forward that ends its prefill is none of them.
-    `emitted` counts the tokens that those verifies delivered, so the first token is not in it.
+    `emitted` counts the tokens that those verifies delivered, so the first token is not in it. `queue_s` is the wait before
+    the first row, `first_token_s` the time from arrival to the first token (None before it).
     """
 
     drafted: int = 0
@@ -133,6 +133,7 @@ class Request:
         eos_token_ids: the model's end tokens, empty under `ignore_eos`.
         prediction: predicted output ids, for the `prediction` drafter.
         priority: lower runs first and is preempted last.
+        arrival_s: when it came, by the engine's clock.
         parent: id of the sibling whose prompt KV this choice shares (n > 1), until it has run.
     """
 
@@ -147,7 +148,7 @@ class Request:
     prediction: tuple[int, ...] = ()
     priority: int = 0
     parent: str | None = None
-    arrival_s: float = field(default_factory=time.perf_counter)
+    arrival_s: float = 0.0
     finish_reason: str | None = None
     stats: RequestStats = field(default_factory=RequestStats)
 

@@ -17,12 +17,13 @@ class Loop:
         self.config = EngineConfig.from_dict({"page_size": 4, "max_num_seqs": 4, "max_batch_tokens": 16, **options})
         self.kv = KVManager(num_pages, self.config.page_size)
         self.released: list[str] = []
-        self.scheduler = Scheduler(self.config, self.kv, lambda spec: 3, self.released.append)
+        self.num_steps = 0
+        self.scheduler = Scheduler(self.config, self.kv, lambda spec: 3, self.released.append, lambda: float(self.num_steps))
         self.plans: list[BatchPlan] = []
 
     def add(self, name: str, prompt: int, output: int, **fields: object) -> Request:
         first = sum(map(ord, name))  # prompts differ, so that none shares pages with another
-        request = Request(name, [first + i for i in range(prompt)], prompt, SamplingParams(), 0, prompt + output, **fields)  # type: ignore[arg-type]
+        request = Request(name, [first + i for i in range(prompt)], prompt, SamplingParams(), 0, prompt + output, arrival_s=float(self.num_steps), **fields)  # type: ignore[arg-type]
         self.scheduler.add(request)
         return request
 
@@ -43,6 +44,7 @@ class Loop:
         self.kv.check()
         assert plan.num_tokens <= self.config.max_batch_tokens
         self.plans.append(plan)
+        self.num_steps += 1
         return plan
 
     def run(self) -> None:
@@ -96,6 +98,14 @@ def test_priority_goes_before_arrival() -> None:
     loop.add("soon", prompt=2, output=1, priority=-1)
     loop.run()
     assert [plan.rows[0].request.id for plan in loop.plans] == ["soon", "late"]
+
+
+def test_the_wait_and_the_time_to_the_first_token_are_told_by_the_clock() -> None:
+    loop = Loop(max_num_seqs=1, prefill_chunk=4)
+    loop.add("a", prompt=4, output=3)
+    later = loop.add("b", prompt=8, output=2)
+    loop.run()
+    assert (later.stats.queue_s, later.stats.first_token_s) == (3.0, 4.0)
 
 
 def test_drafts_are_shed_before_a_request_is_preempted() -> None:
