@@ -1,0 +1,1 @@
+"""Evaluation: what drafting brings on real prompts, and whether the output stayed the same."""

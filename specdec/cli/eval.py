@@ -1,0 +1,101 @@
+"""`specdec eval`: measure drafters."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from specdec.cli.options import engine_options
+from specdec.config import EngineConfig
+from specdec.drafter_spec import parse_drafter_spec
+from specdec.errors import ConfigError
+
+
+@click.group("eval", short_help="Measure drafters on real prompts.")
+def command() -> None:
+    """Measure drafters on real prompts."""
+
+
+def _run_options(options: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {
+        "eval": {name: [str(item) for item in value] if name == "data" else value for name, value in options.items() if name != "output"}
+    }
+
+
+@command.command("acceptance", short_help="Acceptance length, speed, and identity with 'off'.")
+@engine_options(without=("drafter",), extra=_run_options)
+@click.option("--drafter", "drafters", multiple=True, required=True, help="A drafter spec; may be repeated.")
+@click.option(
+    "--data",
+    multiple=True,
+    required=True,
+    type=click.Path(path_type=Path),
+    help='JSON lines of {"id", "category", "turns"}; may be repeated.',
+)
+@click.option("--limit", type=click.IntRange(min=1), help="Only the first so many rows of each file.")
+@click.option("--max-tokens", type=click.IntRange(min=1), default=128, show_default=True, help="The most tokens of one turn.")
+@click.option("--temperature", type=float, default=0.0, show_default=True, help="0 is greedy; row i is sampled with seed --seed + i.")
+@click.option("--batch", type=click.IntRange(min=1), default=1, show_default=True, help="Requests in flight at once.")
+@click.option("--json", "output", type=click.Path(dir_okay=False, path_type=Path), help="Write the results there as JSON.")
+def acceptance(
+    config: EngineConfig,
+    drafters: tuple[str, ...],
+    data: tuple[Path, ...],
+    limit: int | None,
+    max_tokens: int,
+    temperature: float,
+    batch: int,
+    output: Path | None,
+) -> int:
+    """Run MODEL without a drafter and with each --drafter, on the same prompts and seeds.
+
+    Prints acceptance length per category, where the seconds went, speed against 'off', and whether the ids were those
+    of 'off'. The status is 1 where they were not.
+    """
+    for spec in drafters:
+        parse_drafter_spec(spec)
+    if batch > config.max_num_seqs:
+        raise ConfigError(f"--batch {batch} needs --max-num-seqs of at least {batch}, got {config.max_num_seqs}")
+    if output is not None and not output.parent.is_dir():
+        raise ConfigError(f"--json {output}: the folder {output.parent} does not exist")
+
+    from specdec.eval.acceptance import Settings, run_acceptance
+    from specdec.eval.datasets import load_prompts
+    from specdec.eval.report import build_report, format_table
+
+    rows = load_prompts(data, limit)
+    settings = Settings(max_tokens=max_tokens, temperature=temperature, seed=config.seed, batch=batch)
+    line = _StatusLine()
+    evaluation = run_acceptance(config, drafters, rows, settings, say=line.say, progress=line.progress)
+    line.clear()
+    report = build_report(evaluation, config, settings, data=data, limit=limit)
+    if output is not None:
+        output.write_text(json.dumps(report, indent=2) + "\n", "utf-8")
+    click.echo(format_table(report))
+    return 0 if all(result["identical_to_off"] for result in report["results"]) else 1
+
+
+class _StatusLine:
+    """Progress on stderr: one line that is overwritten on a terminal, a line per drafter elsewhere."""
+
+    def __init__(self) -> None:
+        self.terminal = sys.stderr.isatty()
+
+    def say(self, text: str) -> None:
+        self.clear()
+        click.echo(text, err=True)
+
+    def progress(self, drafter: str, done: int, total: int) -> None:
+        if self.terminal:
+            click.echo(f"\r\033[K{drafter}: {done} of {total} requests", nl=False, err=True)
+        elif done == total:
+            click.echo(f"{drafter}: {total} requests done", err=True)
+
+    def clear(self) -> None:
+        if self.terminal:
+            click.echo("\r\033[K", nl=False, err=True)
