@@ -1,0 +1,223 @@
+"""Request bodies of the OpenAI API, checked strictly: what is not supported is a 400 that names the field, never silence.
+
+A field that this server does not support is accepted where its value changes nothing (null, 0, false, ...).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from specdec.request import SamplingParams
+from specdec.server.errors import bad_request
+
+COMPLETION_MAX_TOKENS = 16
+"""The default of OpenAI's /v1/completions; a chat runs to the context limit."""
+
+# Fields that are not supported -> the values that ask for nothing.
+_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "audio": (None,),
+    "bad_words": (None, []),
+    "frequency_penalty": (None, 0),
+    "function_call": (None, "none"),
+    "functions": (None, []),
+    "logit_bias": (None, {}),
+    "logprobs": (None, False),
+    "min_tokens": (None, 0),
+    "modalities": (None, ["text"]),
+    "presence_penalty": (None, 0),
+    "reasoning_effort": (None,),
+    "repetition_penalty": (None, 1),
+    "response_format": (None, {"type": "text"}),
+    "service_tier": (None, "auto", "default"),
+    "store": (None, False),
+    "suffix": (None, ""),
+    "tool_choice": (None, "none", "auto"),
+    "tools": (None, []),
+    "top_logprobs": (None, 0),
+    "verbosity": (None,),
+    "web_search_options": (None,),
+}
+# Fields that never change the output.
+_IGNORED = ("user", "metadata", "safety_identifier", "prompt_cache_key", "parallel_tool_calls")
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class StreamOptions(_Strict):
+    """`include_usage`: send a last chunk with the usage and no choices."""
+
+    include_usage: bool | None = None
+    include_obfuscation: Literal[False] | None = None
+
+
+class Speculative(_Strict):
+    """How to draft for this request."""
+
+    drafter: str
+
+
+class TextPart(_Strict):
+    """A text content part."""
+
+    type: Literal["text"]
+    text: str
+
+
+Content = str | list[TextPart]
+
+
+def content_text(content: Content) -> str:
+    """The text of a message or prediction."""
+    return content if isinstance(content, str) else "".join(part.text for part in content)
+
+
+class Prediction(_Strict):
+    """OpenAI's predicted output."""
+
+    type: Literal["content"]
+    content: Content
+
+
+class Message(_Strict):
+    """A chat message."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Content
+    name: str | None = None
+
+
+class GenerationRequest(_Strict):
+    """What chat and text completions share."""
+
+    model: str
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    n: int | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    speculative: Speculative | None = None
+    prediction: Prediction | None = None
+
+    @property
+    def include_usage(self) -> bool:
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    def sampling(self, max_tokens: int | None) -> SamplingParams:
+        """The sampling parameters; fields that were not given keep OpenAI's defaults. Raises RequestError."""
+        given = {
+            name: value
+            for name in ("temperature", "top_p", "top_k", "min_p", "n", "seed", "stop", "stop_token_ids", "ignore_eos")
+            if (value := getattr(self, name)) is not None
+        }
+        return SamplingParams.from_dict({"max_tokens": max_tokens, **given})
+
+
+class ChatRequest(GenerationRequest):
+    """Body of /v1/chat/completions."""
+
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_completion_tokens: int | None = None
+
+    @property
+    def token_limit(self) -> int | None:
+        """`max_completion_tokens`, or the older `max_tokens`."""
+        new, old = self.max_completion_tokens, self.max_tokens
+        if new is not None and old is not None and new != old:
+            raise bad_request(f"max_tokens is {old} and max_completion_tokens is {new}: give one of them", "max_completion_tokens")
+        return new if new is not None else old
+
+
+class CompletionRequest(GenerationRequest):
+    """Body of /v1/completions."""
+
+    prompt: str | list[int] | list[str] | list[list[int]]
+    echo: bool | None = None
+    best_of: int | None = None
+
+
+Body = TypeVar("Body", bound=GenerationRequest)
+
+
+def parse_body(raw: bytes, kind: type[Body]) -> Body:
+    """Reads a JSON body. Raises ApiError 400 that names the field at fault."""
+    values = _read_json(raw)
+    for name, neutral in _NEUTRAL.items():
+        if name in values and name not in kind.model_fields:
+            value = values.pop(name)
+            if not any(value == allowed and isinstance(value, bool) == isinstance(allowed, bool) for allowed in neutral):
+                allowed_text = " or ".join(json.dumps(allowed) for allowed in neutral)
+                raise bad_request(
+                    f"{name} is not supported by this server: leave it out, or send {allowed_text}", name, "unsupported_field"
+                )
+    for name in _IGNORED:
+        values.pop(name, None)
+    try:
+        body = kind.model_validate(values)
+    except ValidationError as error:
+        raise _explain(error, kind) from None
+    if body.stream_options is not None and not body.stream:
+        raise bad_request("stream_options is only allowed when stream is true", "stream_options")
+    return body
+
+
+def _read_json(raw: bytes) -> dict[str, Any]:
+    def refuse_constant(name: str) -> None:
+        raise ValueError(f"{name} is not JSON")
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        values = dict(pairs)
+        if len(values) < len(pairs):
+            keys = [key for key, _ in pairs]
+            twice = next(key for key in keys if keys.count(key) > 1)
+            raise bad_request(f"the field {twice!r} is given twice", twice)
+        return values
+
+    try:
+        text = raw.decode("utf-8")
+        values = json.loads(text, parse_constant=refuse_constant, object_pairs_hook=unique)
+        # an escape such as \ud800 gives half a character, which no tokenizer can take
+        json.dumps(values, ensure_ascii=False).encode("utf-8")
+    except UnicodeError:
+        raise bad_request("the body is not valid UTF-8, or a text in it holds half of a surrogate pair", code="invalid_json") from None
+    except (ValueError, RecursionError) as error:
+        raise bad_request(f"the body is not valid JSON: {error}", code="invalid_json") from None
+    if not isinstance(values, dict):
+        raise bad_request(f"the body must be a JSON object, got {type(values).__name__}", code="invalid_json")
+    return values
+
+
+def _explain(error: ValidationError, kind: type[GenerationRequest]) -> Exception:
+    """The first fault as a 400; `param` is the path of the field, without pydantic's names of union members."""
+    detail = error.errors(include_url=False, include_context=False)[0]
+    first, *rest = detail["loc"]
+    union_member = {"str", "int", "StreamOptions"}
+    path = str(first)
+    for step in rest:
+        if isinstance(step, int):
+            path += f"[{step}]"
+        elif step not in union_member and "[" not in step:
+            path += f".{step}"
+    if detail["type"] == "extra_forbidden":
+        known = ", ".join(sorted(kind.model_fields)) if not rest else "see the API's documentation"
+        return bad_request(f"unknown field {path!r}; known: {known}", path, "unknown_field")
+    if detail["type"] == "missing":
+        return bad_request(f"{path} is required", path, "missing_field")
+    return bad_request(f"{path}: {detail['msg']}, got {_short(detail['input'])}", path)
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
