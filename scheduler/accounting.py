@@ -43,10 +43,6 @@ def _draft_shares(plan: BatchPlan, trees: Sequence[DraftTree]) -> list[float]:
             nodes[row.drafter] = nodes.get(row.drafter, 0) + len(tree)
             rows[row.drafter] = rows.get(row.drafter, 0) + 1
     return [
-        0.0
-        if not row.draft_limit
-        else len(tree) / nodes[row.drafter]
-        if nodes[row.drafter]
-        else 1 / rows[row.drafter]
+        0.0 if not row.draft_limit else len(tree) / nodes[row.drafter] if nodes[row.drafter] else 1 / rows[row.drafter]
         for row, tree in zip(plan.rows, trees, strict=True)
     ]

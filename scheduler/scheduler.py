@@ -76,7 +76,9 @@ class Scheduler:
         if not step.preempted:
             self._admit(step)
         if self.has_work and not step.rows:
-            raise InvariantError(f"no row can run: {len(self.running)} running, {len(self.waiting)} waiting, {self._kv.num_available} pages")
+            raise InvariantError(
+                f"no row can run: {len(self.running)} running, {len(self.waiting)} waiting, {self._kv.num_available} pages"
+            )
         return BatchPlan(tuple(step.rows))
 
     def trim(self, plan: BatchPlan, trees: Sequence[DraftTree]) -> tuple[BatchPlan, list[DraftTree]]:
@@ -84,9 +86,7 @@ class Scheduler:
         trimmed = [tree.limited(row.draft_limit, row.depth_limit) for row, tree in zip(plan.rows, trees, strict=True)]
         return plan, trimmed
 
-    def finish(
-        self, plan: BatchPlan, trees: Sequence[DraftTree], outcomes: Sequence[RowOutcome], cost: StepCost
-    ) -> list[Event]:
+    def finish(self, plan: BatchPlan, trees: Sequence[DraftTree], outcomes: Sequence[RowOutcome], cost: StepCost) -> list[Event]:
         """Books the step and tells what each request got out of it; ended requests stop running."""
         account(plan, trees, outcomes, cost)
         events = []

@@ -228,9 +228,7 @@ class Engine:
             )
         return rows
 
-    def _hidden_of(
-        self, plan: BatchPlan, trees: Sequence[DraftTree], output: ForwardOutput
-    ) -> Callable[[int], dict[int, torch.Tensor]]:
+    def _hidden_of(self, plan: BatchPlan, trees: Sequence[DraftTree], output: ForwardOutput) -> Callable[[int], dict[int, torch.Tensor]]:
         """Row index -> that row's captured states."""
         ends = np.cumsum([row.pending + len(tree) for row, tree in zip(plan.rows, trees, strict=True)])
 
@@ -288,5 +286,3 @@ class Engine:
         for request in (*self.scheduler.running, *self.scheduler.waiting):
             self.abort(request.id)
         self.drafters.close()
-
-

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -136,7 +136,7 @@ class LLM:
 
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, *, drafter: str | None = None, prediction: Prompt | None = None
-    ) -> Iterator[Event]:
+    ) -> Generator[Event, None, None]:
         """Events of one request as they happen; closing the iterator aborts it. `params.n` must be 1."""
         params = params or SamplingParams()
         if params.n != 1:

@@ -100,10 +100,11 @@ def plan_memory(config: EngineConfig, models: Sequence[ModelMemory], model_limit
         num_pages = min(config.max_num_seqs * longest, affordable)
     plan = MemoryPlan(tuple(models), num_pages, config.page_size, max_model_len, free_bytes)
     if num_pages < 1:
-        raise ConfigError(
-            f"the KV pool would hold no page of {page_bytes / GB:.4f} GB: raise kv_memory_gb, or free memory ({plan})"
-        )
+        raise ConfigError(f"the KV pool would hold no page of {page_bytes / GB:.4f} GB: raise kv_memory_gb, or free memory ({plan})")
     if plan.weight_bytes + plan.kv_bytes > free_bytes:
         needed = (plan.weight_bytes + plan.kv_bytes) / GB
-        raise ConfigError(f"{needed:.2f} GB are needed but {free_bytes / GB:.2f} GB are free: lower kv_memory_gb or num_pages, or take a smaller dtype ({plan})")
+        raise ConfigError(
+            f"{needed:.2f} GB are needed but {free_bytes / GB:.2f} GB are free: "
+            f"lower kv_memory_gb or num_pages, or take a smaller dtype ({plan})"
+        )
     return plan

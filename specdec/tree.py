@@ -128,7 +128,8 @@ class DraftTree:
         """Raises DrafterError unless ids lie in the vocabulary, parents come first and numbers are finite."""
         n = len(self.tokens)
         if self.tokens.ndim != 1 or self.parents.shape != (n,):
-            raise DrafterError(f"tokens and parents must be one-dimensional and equally long, got shapes {self.tokens.shape} and {self.parents.shape}")
+            shapes = f"{self.tokens.shape} and {self.parents.shape}"
+            raise DrafterError(f"tokens and parents must be one-dimensional and equally long, got shapes {shapes}")
         if not (np.issubdtype(self.tokens.dtype, np.integer) and np.issubdtype(self.parents.dtype, np.integer)):
             raise DrafterError(f"tokens and parents must be integers, got {self.tokens.dtype} and {self.parents.dtype}")
         if n == 0:

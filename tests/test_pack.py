@@ -3,8 +3,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specdec.pack import PackRow, pack
-from tests.test_tree import trees
 from specdec.tree import DraftTree
+from tests.test_tree import trees
 
 PAGE = 4
 

@@ -21,9 +21,10 @@ def walk(tree: DraftTree, chosen: Sequence[int]) -> tuple[list[int], int]:
     for node, (parent, token) in enumerate(zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True)):
         children.setdefault((parent, token), node)
     path: list[int] = []
-    node: int | None = -1
     token = chosen[0]
-    while (node := children.get((node, token))) is not None:
-        path.append(node)
-        token = chosen[node + 1]
+    accepted = children.get((-1, token))
+    while accepted is not None:
+        path.append(accepted)
+        token = chosen[accepted + 1]
+        accepted = children.get((accepted, token))
     return path, token

@@ -15,6 +15,7 @@ from specdec.kernels import cpu_ops
 from specdec.kernels.filters import filter_logits
 from specdec.pack import PackedBatch
 
+
 class CPUBackend:
     """Implements `specdec.backend.base.Backend` on the host."""
 

@@ -38,7 +38,7 @@ class PackedLinear(nn.Module):
 @torch.inference_mode()
 def pack_linears(model: nn.Module) -> None:
     """Replaces the linear layers of a built model by packed ones, in place; those replaced already are left alone."""
-    if not torch.backends.mkldnn.is_available() or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+    if not hasattr(torch.ops.mkldnn, "_linear_pointwise"):  # a torch built without oneDNN
         return
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
@@ -65,6 +65,6 @@ def exact_row_tile(model: nn.Module) -> int:
 def _exact_tile(layer: nn.Module, width: int, dtype: torch.dtype) -> int:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(_PROBED_ROWS[-1], width, generator=generator).to(dtype)
-    reference = torch.cat([layer(tile) for tile in x.split(ROW_TILES[-1])])
+    reference = torch.cat([layer(tile) for tile in torch.split(x, ROW_TILES[-1])])
     same = {rows: torch.equal(layer(x[:rows]), reference[:rows]) for rows in _PROBED_ROWS}
     return next((tile for tile in ROW_TILES if all(ok for rows, ok in same.items() if rows % tile == 0)), ROW_TILES[-1])

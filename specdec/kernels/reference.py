@@ -58,7 +58,8 @@ def _path_slots(batch: PackedBatch, row: int, local: int) -> NDArray[np.int64]:
         local = int(batch.parents[first + local])
     logical = np.concatenate([np.arange(cached), cached + np.asarray(path[::-1])]).astype(np.int64)
     pages = batch.page_table[row][logical // batch.page_size].astype(np.int64)
-    return pages * batch.page_size + logical % batch.page_size
+    slots: NDArray[np.int64] = pages * batch.page_size + logical % batch.page_size
+    return slots
 
 
 def philox(seed: int, tokens: NDArray[np.int64], position: int, stream: int) -> NDArray[np.uint32]:

@@ -44,7 +44,7 @@ def cases() -> list[Any]:
     layouts = [(page, chunk) for page in (1, 4, 16) for chunk in (8, None)]
     found = [(name, k, layouts[(i + j) % 6]) for i, name in enumerate(DRAFTERS) for j, k in enumerate((1, 2, 3, 5, 8, 16))]
     found += [(name, 5, layout) for name in DRAFTERS for layout in layouts]
-    return [pytest.param(name, k, page, chunk, id=f"{name}-k{k}-page{page}-chunk{chunk}") for name, k, (page, chunk) in dict.fromkeys(found)]
+    return [pytest.param(name, k, *layout, id=f"{name}-k{k}-page{layout[0]}-chunk{layout[1]}") for name, k, layout in dict.fromkeys(found)]
 
 
 @pytest.mark.parametrize(("name", "k", "page_size", "chunk"), cases())

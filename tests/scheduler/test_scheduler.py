@@ -1,5 +1,7 @@
 """The scheduler against the real page accounting, with a fake model: every row emits token 0 and accepts nothing."""
 
+from typing import Any
+
 import pytest
 
 from specdec.config import EngineConfig
@@ -21,9 +23,10 @@ class Loop:
         self.scheduler = Scheduler(self.config, self.kv, lambda spec: 3, self.released.append, lambda: float(self.num_steps))
         self.plans: list[BatchPlan] = []
 
-    def add(self, name: str, prompt: int, output: int, **fields: object) -> Request:
+    def add(self, name: str, prompt: int, output: int, **fields: Any) -> Request:
         first = sum(map(ord, name))  # prompts differ, so that none shares pages with another
-        request = Request(name, [first + i for i in range(prompt)], prompt, SamplingParams(), 0, prompt + output, arrival_s=float(self.num_steps), **fields)  # type: ignore[arg-type]
+        tokens = [first + i for i in range(prompt)]
+        request = Request(name, tokens, prompt, SamplingParams(), 0, prompt + output, arrival_s=float(self.num_steps), **fields)
         self.scheduler.add(request)
         return request
 
