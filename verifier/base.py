@@ -1,27 +1,85 @@
-"""The verifier seam."""
+"""The verifier seam: what a verification rule is given, and what it decides."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
 
-from specdec.plan import Accepted, BatchPlan
+from specdec.request import Request
 from specdec.tree import DraftTree
 
 
-class Verifier(Protocol):
-    """Decides which drafted nodes stand, and what follows them."""
+@dataclass(frozen=True)
+class RowNodes:
+    """One emitting row: its request, its draft, and where its logits lie.
 
-    def accept(self, plan: BatchPlan, trees: Sequence[DraftTree], logits: Tensor) -> Accepted:
+        logits[start]            the target after the last committed token, the root
+        logits[start + 1 + i]    the target after node i
+
+    Attributes:
+        index: of the row in the plan.
+        start: first of its `len(tree) + 1` logit rows.
+        length: committed tokens; the token chosen at the root stands at this position, that at node i at
+            `length + depth(i)`.
+    """
+
+    index: int
+    request: Request
+    tree: DraftTree
+    start: int
+    length: int
+
+    @property
+    def count(self) -> int:
+        """Logit rows."""
+        return len(self.tree) + 1
+
+    def positions(self) -> list[int]:
+        """For each logit row the index in the sequence of the token that is chosen there."""
+        return [self.length, *(self.length + self.tree.depths()).tolist()]
+
+    def history(self, node: int) -> list[int]:
+        """The draft tokens between the root and node `node`, itself included; none for the root, -1."""
+        tokens: list[int] = self.tree.tokens[self.tree.path(node)].tolist()
+        return tokens
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What a rule decided for one row.
+
+    Attributes:
+        path: accepted nodes, from the root down.
+        token: the correction or bonus after them; -1 where no token can be chosen.
+    """
+
+    path: tuple[int, ...]
+    token: int
+
+
+class Rule(Protocol):
+    """A verification rule: decides for rows whose logits have gone through every transform.
+
+    Attributes:
+        blind: the number of nodes verified may not depend on the sampled tokens themselves (ALGORITHMS: the
+            non-anticipation rule). The scheduler then sees only the shape of a draft.
+        reads_q: the rule reads `DraftTree.q`; drafters that sample must then draw from the draft noise stream and say q.
+    """
+
+    blind: bool
+    reads_q: bool
+
+    def decide(self, rows: Sequence[RowNodes], logits: Tensor) -> list[Decision]:
         """
         Args:
-            plan: the rows of this step.
-            trees: one per row; empty where nothing was drafted.
-            logits: float32 [R, vocabulary]: for each emitting row its last pending token, then its nodes. Read only.
+            rows: emitting rows that use this rule.
+            logits: float32 [R, vocabulary] of all rows of the step, transformed and masked, before temperature and
+                filters. Read only.
 
         Returns:
-            The accepted paths and next tokens. A row whose logits hold no finite value has an entry in `errors`.
+            One decision per row, in order.
         """
         ...
