@@ -38,6 +38,8 @@ class DraftRow:
         params: the request's sampling parameters.
         seed: the request's 64-bit seed.
         prediction: predicted output ids, empty where the user gave none.
+        wants_q: the row's verification rule reads `DraftTree.q`: draw with `context.sample(..., q=True)` and return what
+            it gives, or propose tokens that are a function of the text alone and leave q out.
     """
 
     request_id: str
@@ -48,6 +50,7 @@ class DraftRow:
     params: SamplingParams
     seed: int
     prediction: tuple[int, ...] = ()
+    wants_q: bool = False
 
 
 @dataclass(frozen=True)

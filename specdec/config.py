@@ -9,9 +9,9 @@ from typing import Any
 
 from specdec.drafter_spec import parse_drafter_spec
 from specdec.errors import ConfigError
+from specdec.request import VERIFY_RULES
 
 DTYPES = ("auto", "float32", "bfloat16")
-VERIFY_RULES = ("coupled",)
 DEMO_MODEL = "demo"
 
 
@@ -24,7 +24,8 @@ class EngineConfig:
         dtype: `float32`, `bfloat16`, or `auto` (what the checkpoint was trained in and the device runs well).
         device: torch device string; `auto` takes the best there is.
         drafter: default drafter spec; requests may name another that needs no loading.
-        verify_rule: how drafts are accepted; `coupled` makes the output independent of the drafter.
+        verify_rule: how drafts are verified: `coupled` makes the output independent of the drafter; `rejection` and
+            `traversal` keep its law only, and accept more of what a sampling draft model proposes at high temperature.
         seed: seeds the seeds of requests that bring none.
         max_model_len: the most tokens of prompt and output together; None takes the model's own limit.
         max_num_seqs: requests that run at once; more wait.

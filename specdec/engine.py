@@ -222,7 +222,7 @@ class Engine:
                     tokens=[*pending, *tree.tokens.tolist()] if len(tree) else pending,
                     cached=row.cached,
                     pages=self.kv.pages(row.request.id),
-                    num_logits=1 + len(tree) if row.emits else 0,
+                    num_logits=row.num_logits(len(tree)),
                     parents=tree.parents if len(tree) else None,
                 )
             )

@@ -65,6 +65,20 @@ class Row:
         return self.cached + self.pending == self.length
 
     @property
+    def scores_prompt(self) -> bool:
+        """Whether the logits of its pending tokens score prompt tokens that the request wants scored."""
+        request = self.request
+        return (
+            request.params.prompt_logprobs is not None and request.num_scored < request.num_prompt and self.cached < request.num_prompt - 1
+        )
+
+    def num_logits(self, num_nodes: int) -> int:
+        """Logit rows of this row: those of its last tokens, so that the root and the nodes always come last."""
+        if self.scores_prompt:
+            return self.pending + num_nodes
+        return 1 + num_nodes if self.emits else 0
+
+    @property
     def decodes(self) -> bool:
         """Whether this is a decoding row: one pending token past the prompt. Only these count as verifies."""
         return self.pending == 1 and self.emits and self.length > self.request.num_prompt
@@ -107,6 +121,21 @@ class BatchPlan:
 
 
 @dataclass(frozen=True)
+class TokenLogprobs:
+    """Log-probabilities of the target at one position, before any transform: log-softmax of its raw logits.
+
+    Attributes:
+        token: the token at the position.
+        logprob: of that token.
+        top: the most probable ids and theirs, best first; as many as were asked for.
+    """
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True)
 class Accepted:
     """What the verifier chose, per plan row.
 
@@ -115,12 +144,16 @@ class Accepted:
         counts: int32 [rows]: accepted nodes.
         next_tokens: int32 [rows]: the correction or bonus token; -1 where the row does not emit.
         errors: row index -> why no token could be chosen there.
+        logprobs: row index -> one entry per accepted node and one for the next token; only for rows that asked.
+        prompt_logprobs: row index -> one entry per prompt token that this step's logits score; only for rows that asked.
     """
 
     nodes: NDArray[np.int32]
     counts: NDArray[np.int32]
     next_tokens: NDArray[np.int32]
     errors: Mapping[int, str] = field(default_factory=dict)
+    logprobs: Mapping[int, tuple[TokenLogprobs, ...]] = field(default_factory=dict)
+    prompt_logprobs: Mapping[int, tuple[TokenLogprobs, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -133,6 +166,8 @@ class RowOutcome:
         finish_reason: `stop`, `length`, `error` or None.
         text: text of each emitted token as far as it is settled; a held-back piece comes with a later token.
         error: why the row failed, with finish_reason `error`.
+        logprobs: one entry per emitted token, where asked for.
+        prompt_logprobs: entries for prompt tokens that were scored in this step, where asked for.
     """
 
     emitted: tuple[int, ...] = ()
@@ -140,6 +175,8 @@ class RowOutcome:
     finish_reason: str | None = None
     text: tuple[str, ...] = ()
     error: str | None = None
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -153,6 +190,8 @@ class Event:
         finish_reason: `stop`, `length`, `abort`, `error`, or None while it runs.
         error: what went wrong, with finish_reason `error`.
         stats: the request's counters; shared with the engine until `finish_reason` is set.
+        logprobs: one entry per id, where asked for.
+        prompt_logprobs: entries for the prompt tokens from the second on, in order over the events, where asked for.
     """
 
     request_id: str
@@ -162,6 +201,8 @@ class Event:
     stats: RequestStats
     finish_reason: str | None = None
     error: str | None = None
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
     @property
     def text(self) -> str:

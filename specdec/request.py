@@ -3,13 +3,41 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 from specdec.errors import RequestError
 
 MAX_SEED = 2**64
+MAX_LOGPROBS = 100
+VERIFY_RULES = ("coupled", "rejection", "traversal")
+
+
+LogitsProcessor = Callable[[Sequence[int], Any], Any]  # (ids, torch.Tensor) -> torch.Tensor; this module must not import torch
+CONSTRAINT_KINDS = ("json_schema", "json_object", "regex", "choice", "ebnf", "lark")
+
+
+@dataclass(frozen=True)
+class Constraint:
+    """What an output must match, from its start or after a marker.
+
+    Attributes:
+        kind: one of CONSTRAINT_KINDS.
+        text: the JSON schema, regular expression or grammar; for `choice` a JSON list of texts, for `json_object` empty.
+        after: the constraint begins behind the first occurrence of this text in the output, such as `</think>`; empty
+            for the start.
+    """
+
+    kind: str
+    text: str = ""
+    after: str = ""
+
+    def __post_init__(self) -> None:
+        if self.kind not in CONSTRAINT_KINDS:
+            raise RequestError(f"constraint kind must be one of {', '.join(CONSTRAINT_KINDS)}, got {self.kind!r}", param="constraint")
+        if not self.text and self.kind != "json_object":
+            raise RequestError(f"a constraint of kind {self.kind} needs a text, got none", param="constraint")
 
 
 @dataclass(frozen=True)
@@ -28,6 +56,21 @@ class SamplingParams:
         stop: texts that end a choice; the text returned ends before them.
         stop_token_ids: ids that end a choice, beside the model's own end tokens. They are in the ids, not in the text.
         ignore_eos: go on past the model's end tokens (`stop_token_ids` still end a choice).
+        typical_p: keep the locally typical set of this mass (Meister et al. 2023); 1 keeps all.
+        repetition_penalty: divide positive logits of tokens seen in prompt or output by this, multiply negative ones.
+        presence_penalty: subtract this from the logits of tokens seen in the output.
+        frequency_penalty: subtract this, times how often a token was seen in the output.
+        logit_bias: (token id, addend) pairs; a mapping is taken too.
+        bad_words: texts or id sequences whose last token is never emitted after the others.
+        allowed_token_ids: only these are emitted; empty allows all.
+        min_tokens: neither end tokens nor stop ids are emitted before so many tokens.
+        best_of: generate so many choices and return the `n` of highest mean logprob; None is `n`.
+        logprobs: log-probabilities of emitted tokens, and of so many best ones beside; None for none.
+        prompt_logprobs: the same for prompt tokens from the second on.
+        verify_rule: how drafts of this request are verified; None takes the engine's.
+        constraint: what the output must match.
+        logits_processors: functions (token ids so far, logits float32 [vocabulary]) -> logits, called for every node
+            with its own history, after the penalties and before temperature. From Python only.
     """
 
     max_tokens: int | None = None
@@ -40,17 +83,36 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    typical_p: float = 1.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    bad_words: tuple[str | tuple[int, ...], ...] = ()
+    allowed_token_ids: tuple[int, ...] = ()
+    min_tokens: int = 0
+    best_of: int | None = None
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    verify_rule: str | None = None
+    constraint: Constraint | None = None
+    logits_processors: tuple[LogitsProcessor, ...] = ()
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
             object.__setattr__(self, "stop", (self.stop,))
         object.__setattr__(self, "stop", tuple(self.stop))
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
-        integer = {"max_tokens": self.max_tokens, "top_k": self.top_k, "seed": self.seed, "n": self.n}
+        for name in ("stop_token_ids", "allowed_token_ids", "logits_processors"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        bias = self.logit_bias.items() if isinstance(self.logit_bias, Mapping) else self.logit_bias
+        object.__setattr__(self, "logit_bias", tuple((token, addend) for token, addend in bias))
+        object.__setattr__(self, "bad_words", tuple(word if isinstance(word, str) else tuple(word) for word in self.bad_words))
+        integers = ("max_tokens", "top_k", "seed", "n", "min_tokens", "best_of", "logprobs", "prompt_logprobs")
+        integer = {name: getattr(self, name) for name in integers}
         for name, value in integer.items():
             if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
                 raise RequestError(f"{name} must be an integer, got {value!r}", param=name)
-        for name in ("temperature", "top_p", "min_p"):
+        for name in ("temperature", "top_p", "min_p", "typical_p", "repetition_penalty", "presence_penalty", "frequency_penalty"):
             value = getattr(self, name)
             if not isinstance(value, (int, float)) or isinstance(value, bool) or not math.isfinite(value):
                 raise RequestError(f"{name} must be a finite number, got {value!r}", param=name)
@@ -62,12 +124,33 @@ class SamplingParams:
         self._require(self.seed is None or 0 <= self.seed < MAX_SEED, "seed", "at least 0 and less than 2**64")
         self._require(1 <= self.n <= 128, "n", "between 1 and 128")
         self._require(all(isinstance(s, str) and s for s in self.stop), "stop", "non-empty strings")
-        ids_ok = all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in self.stop_token_ids)
+        self._require(0 < self.typical_p <= 1, "typical_p", "more than 0 and at most 1")
+        self._require(self.repetition_penalty > 0, "repetition_penalty", "more than 0")
+        self._require(-2 <= self.presence_penalty <= 2, "presence_penalty", "between -2 and 2")
+        self._require(-2 <= self.frequency_penalty <= 2, "frequency_penalty", "between -2 and 2")
+        self._require(self.min_tokens >= 0, "min_tokens", "0 or more")
+        fits = self.max_tokens is None or self.min_tokens <= self.max_tokens
+        self._require(fits, "min_tokens", f"at most max_tokens, {self.max_tokens}")
+        self._require(self.best_of is None or self.n <= self.best_of <= 128, "best_of", f"between n, {self.n}, and 128")
+        for name in ("logprobs", "prompt_logprobs"):
+            value = getattr(self, name)
+            self._require(value is None or 0 <= value <= MAX_LOGPROBS, name, f"between 0 and {MAX_LOGPROBS}, or None")
+        self._require(all(map(_is_bias, self.logit_bias)), "logit_bias", "pairs of a token id and a finite number or -inf")
+        self._require(all(map(_is_id, self.allowed_token_ids)), "allowed_token_ids", "token ids of 0 or more")
+        self._require(all(map(_is_word, self.bad_words)), "bad_words", "non-empty texts or non-empty sequences of token ids")
+        rules_ok = self.verify_rule is None or self.verify_rule in VERIFY_RULES
+        self._require(rules_ok, "verify_rule", f"one of {', '.join(VERIFY_RULES)}, or None")
+        ids_ok = all(map(_is_id, self.stop_token_ids))
         self._require(ids_ok, "stop_token_ids", "token ids of 0 or more")
 
     def _require(self, holds: bool, name: str, wanted: str) -> None:
         if not holds:
             raise RequestError(f"{name} must be {wanted}, got {getattr(self, name)!r}", param=name)
+
+    @property
+    def num_choices(self) -> int:
+        """Choices to generate, of which `n` are returned."""
+        return self.best_of or self.n
 
     @property
     def greedy(self) -> bool:
@@ -81,6 +164,20 @@ class SamplingParams:
             if name not in known:
                 raise RequestError(f"unknown sampling parameter {name!r}; known: {', '.join(sorted(known))}", param=name)
         return cls(**values)
+
+
+def _is_id(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _is_bias(pair: tuple[object, object]) -> bool:
+    token, addend = pair
+    number = isinstance(addend, (int, float)) and not isinstance(addend, bool)
+    return _is_id(token) and number and not math.isnan(addend) and addend != math.inf  # type: ignore[arg-type]  # a number
+
+
+def _is_word(word: str | tuple[int, ...]) -> bool:
+    return bool(word) and (isinstance(word, str) or all(map(_is_id, word)))
 
 
 @dataclass
@@ -132,6 +229,8 @@ class Request:
         max_length: `len(tokens)` never exceeds this: prompt + max_tokens, capped by context and pool.
         eos_token_ids: the model's end tokens, empty under `ignore_eos`.
         prediction: predicted output ids, for the `prediction` drafter.
+        bad_words: `params.bad_words` as id sequences.
+        num_scored: prompt tokens whose logprobs were told; the first has none.
         priority: lower runs first and is preempted last.
         arrival_s: when it came, by the engine's clock.
         parent: id of the sibling whose prompt KV this choice shares (n > 1), until it has run.
@@ -146,6 +245,8 @@ class Request:
     drafter: str = "off"
     eos_token_ids: frozenset[int] = frozenset()
     prediction: tuple[int, ...] = ()
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    num_scored: int = 1
     priority: int = 0
     parent: str | None = None
     arrival_s: float = 0.0

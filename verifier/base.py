@@ -60,6 +60,37 @@ class Decision:
     token: int
 
 
+class StepLogits:
+    """The logits of a step: raw as the model gave them, and as the transforms leave them. Copied on the first edit only.
+
+    Attributes:
+        raw: float32 [R, vocabulary], read only.
+    """
+
+    def __init__(self, raw: Tensor) -> None:
+        self.raw = raw
+        self._edited: Tensor | None = None
+
+    @property
+    def current(self) -> Tensor:
+        """float32 [R, vocabulary], read only."""
+        return self.raw if self._edited is None else self._edited
+
+    def edit(self) -> Tensor:
+        """float32 [R, vocabulary], to be changed in place."""
+        if self._edited is None:
+            self._edited = self.raw.clone()
+        return self._edited
+
+
+class Transform(Protocol):
+    """Changes logits before a rule sees them, at every node with the history of the node's own path."""
+
+    def apply(self, rows: Sequence[RowNodes], logits: StepLogits) -> None:
+        """Edits the logits of those of `rows` that ask for it; touches nothing, and costs nothing, where none does."""
+        ...
+
+
 class Rule(Protocol):
     """A verification rule: decides for rows whose logits have gone through every transform.
 

@@ -12,7 +12,8 @@ from typing import Any, get_args, get_type_hints
 
 import click
 
-from specdec.config import DTYPES, VERIFY_RULES, EngineConfig
+from specdec.config import DTYPES, EngineConfig
+from specdec.request import VERIFY_RULES
 
 Command = Callable[..., Any]  # click callbacks take the options as keyword arguments
 
