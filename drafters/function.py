@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 
 from specdec.drafters.base import Drafter, DraftRow
 from specdec.tree import EMPTY, DraftTree
@@ -27,7 +28,7 @@ class FunctionDrafter(Drafter):
     def _propose(self, row: DraftRow) -> DraftTree:
         limit = min(row.limit, row.depth)
         ids = self.function(row.tokens, limit)
-        return EMPTY if ids is None else DraftTree.chain([_as_id(token) for token in ids][:limit])
+        return EMPTY if ids is None else DraftTree.chain([_as_id(token) for token in islice(ids, limit)])
 
 
 def _as_id(token: object) -> int:

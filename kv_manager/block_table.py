@@ -49,8 +49,10 @@ class PageList:
         return dropped
 
     def view(self) -> NDArray[np.int32]:
-        """int32 [len(self)], not a copy: valid until the next append."""
-        return self._buffer[: self._length]
+        """int32 [len(self)], read only and not a copy: valid until the next append."""
+        view = self._buffer[: self._length]
+        view.flags.writeable = False  # drafters see it, and a page written there would be another request's
+        return view
 
 
 @dataclass
