@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
@@ -13,6 +14,12 @@ from specdec.request import VERIFY_RULES
 
 DTYPES = ("auto", "float32", "bfloat16")
 DEMO_MODEL = "demo"
+MAX_TIMEOUT_S = 86400.0
+_COUNTS = (
+    *("max_model_len", "max_num_seqs", "max_batch_tokens", "prefill_chunk", "page_size", "num_pages", "max_queue"),
+    "grammar_max_bytes",
+)
+_TYPES: Mapping[str, tuple[type, ...]] = {"str": (str,), "bool": (bool,), "int": (int,), "float": (int, float), "None": (type(None),)}
 
 
 @dataclass(frozen=True)
@@ -38,6 +45,8 @@ class EngineConfig:
         prefix_cache: keep the KV of finished requests for prompts that start alike.
         draft_timeout_s: a user's drafter that takes longer than this in one step is switched off.
         max_queue: requests that may wait; more are refused.
+        grammar_max_bytes: constraints (JSON schemas, regular expressions, grammars) larger than this are refused.
+        grammar_timeout_s: so are constraints that take longer than this to compile.
         check_invariants: check the books after every step; slow, for tests.
     """
 
@@ -57,24 +66,24 @@ class EngineConfig:
     prefix_cache: bool = True
     draft_timeout_s: float = 10.0
     max_queue: int = 1024
+    grammar_max_bytes: int = 256 * 1024
+    grammar_timeout_s: float = 10.0
     check_invariants: bool = False
 
     def __post_init__(self) -> None:
+        for field in fields(self):
+            _of_type(field.name, getattr(self, field.name), str(field.type))
         _one_of("dtype", self.dtype, DTYPES)
         _one_of("verify_rule", self.verify_rule, VERIFY_RULES)
-        for name in ("max_num_seqs", "max_batch_tokens", "page_size", "max_queue"):
-            _at_least(name, getattr(self, name), 1)
-        for name in ("max_model_len", "prefill_chunk", "num_pages"):
-            if getattr(self, name) is not None:
-                _at_least(name, getattr(self, name), 1)
-        if not 0 <= self.seed < 2**64:
-            raise ConfigError(f"seed must be at least 0 and less than 2**64, got {self.seed}")
+        _between("seed", self.seed, 0, 2**64 - 1)
+        for name in _COUNTS:
+            _between(name, getattr(self, name), 1, 2**31 - 1)
+        for name in ("draft_timeout_s", "grammar_timeout_s"):
+            _between(name, getattr(self, name), 1e-3, MAX_TIMEOUT_S)
         if self.kv_memory_gb is not None and not self.kv_memory_gb > 0:
             raise ConfigError(f"kv_memory_gb must be more than 0, got {self.kv_memory_gb}")
         if self.kv_memory_gb is not None and self.num_pages is not None:
             raise ConfigError("kv_memory_gb and num_pages both size the KV pool: give one of them")
-        if not self.draft_timeout_s > 0:
-            raise ConfigError(f"draft_timeout_s must be more than 0, got {self.draft_timeout_s}")
         if self.max_batch_tokens < self.max_num_seqs:
             raise ConfigError(
                 f"max_batch_tokens must be at least max_num_seqs, so that every running request gets a row: "
@@ -103,6 +112,16 @@ def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
         raise ConfigError(f"{name} must be one of {', '.join(allowed)}, got {value!r}")
 
 
-def _at_least(name: str, value: object, low: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < low:
-        raise ConfigError(f"{name} must be an integer of at least {low}, got {value!r}")
+def _between(name: str, value: float | None, low: float, high: float) -> None:
+    if value is not None and not low <= value <= high:
+        raise ConfigError(f"{name} must be between {low} and {high}, got {value}")
+
+
+def _of_type(name: str, value: object, annotation: str) -> None:
+    """Checks a value against its field's annotation, such as `int | None`; a bool is no number here."""
+    kinds = annotation.split(" | ")
+    allowed = tuple(kind for word in kinds for kind in _TYPES[word])
+    if not isinstance(value, allowed) or (isinstance(value, bool) and "bool" not in kinds):
+        raise ConfigError(f"{name} must be {' or '.join(kinds)}, got {value!r}")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ConfigError(f"{name} must be finite, got {value!r}")

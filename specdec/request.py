@@ -99,22 +99,17 @@ class SamplingParams:
     logits_processors: tuple[LogitsProcessor, ...] = ()
 
     def __post_init__(self) -> None:
-        if isinstance(self.stop, str):
-            object.__setattr__(self, "stop", (self.stop,))
-        object.__setattr__(self, "stop", tuple(self.stop))
-        for name in ("stop_token_ids", "allowed_token_ids", "logits_processors"):
-            object.__setattr__(self, name, tuple(getattr(self, name)))
-        bias = self.logit_bias.items() if isinstance(self.logit_bias, Mapping) else self.logit_bias
-        object.__setattr__(self, "logit_bias", tuple((token, addend) for token, addend in bias))
-        object.__setattr__(self, "bad_words", tuple(word if isinstance(word, str) else tuple(word) for word in self.bad_words))
+        for name in ("stop", "stop_token_ids", "allowed_token_ids", "logits_processors", "logit_bias", "bad_words"):
+            object.__setattr__(self, name, _as_tuple(name, getattr(self, name)))
         integers = ("max_tokens", "top_k", "seed", "n", "min_tokens", "best_of", "logprobs", "prompt_logprobs")
         integer = {name: getattr(self, name) for name in integers}
         for name, value in integer.items():
             if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
                 raise RequestError(f"{name} must be an integer, got {value!r}", param=name)
+            self._require(name == "seed" or value is None or value < 2**31, name, "less than 2**31")
         for name in ("temperature", "top_p", "min_p", "typical_p", "repetition_penalty", "presence_penalty", "frequency_penalty"):
             value = getattr(self, name)
-            if not isinstance(value, (int, float)) or isinstance(value, bool) or not math.isfinite(value):
+            if not isinstance(value, (int, float)) or isinstance(value, bool) or not _is_finite(value):
                 raise RequestError(f"{name} must be a finite number, got {value!r}", param=name)
         self._require(self.max_tokens is None or self.max_tokens >= 1, "max_tokens", "at least 1, or None")
         self._require(self.temperature >= 0, "temperature", "0 (greedy) or more")
@@ -142,6 +137,9 @@ class SamplingParams:
         self._require(rules_ok, "verify_rule", f"one of {', '.join(VERIFY_RULES)}, or None")
         ids_ok = all(map(_is_id, self.stop_token_ids))
         self._require(ids_ok, "stop_token_ids", "token ids of 0 or more")
+        self._require(all(map(callable, self.logits_processors)), "logits_processors", "functions (ids, logits) -> logits")
+        constraint_ok = self.constraint is None or isinstance(self.constraint, Constraint)
+        self._require(constraint_ok, "constraint", "a Constraint, or None")
 
     def _require(self, holds: bool, name: str, wanted: str) -> None:
         if not holds:
@@ -166,18 +164,37 @@ class SamplingParams:
         return cls(**values)
 
 
+def _as_tuple(name: str, value: Any) -> tuple[Any, ...]:  # whatever a user gave; the elements are checked afterwards
+    """The value of a field that holds several, as a tuple of tuples where its elements are pairs or sequences."""
+    if isinstance(value, str):
+        value = (value,)
+    try:
+        items = value.items() if isinstance(value, Mapping) else value
+        return tuple(tuple(item) if isinstance(item, (list, tuple)) else item for item in items)
+    except TypeError:
+        raise RequestError(f"{name} must be a sequence, got {value!r}", param=name) from None
+
+
+def _is_finite(value: float) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an int beyond the range of a float
+        return False
+
+
 def _is_id(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31
 
 
-def _is_bias(pair: tuple[object, object]) -> bool:
-    token, addend = pair
-    number = isinstance(addend, (int, float)) and not isinstance(addend, bool)
-    return _is_id(token) and number and not math.isnan(addend) and addend != math.inf  # type: ignore[arg-type]  # a number
+def _is_bias(pair: object) -> bool:
+    if not isinstance(pair, tuple) or len(pair) != 2 or not _is_id(pair[0]):
+        return False
+    addend = pair[1]
+    return isinstance(addend, (int, float)) and not isinstance(addend, bool) and (_is_finite(addend) or addend == -math.inf)
 
 
-def _is_word(word: str | tuple[int, ...]) -> bool:
-    return bool(word) and (isinstance(word, str) or all(map(_is_id, word)))
+def _is_word(word: object) -> bool:
+    return bool(word) and (isinstance(word, str) or (isinstance(word, tuple) and all(map(_is_id, word))))
 
 
 @dataclass

@@ -21,6 +21,18 @@ from specdec.request import SamplingParams
         ({"max_batch_tokens": 4}, "max_batch_tokens"),
         ({"drafter": "ngram("}, "drafter"),
         ({"draft_timeout_s": 0}, "draft_timeout_s"),
+        ({"draft_timeout_s": 1e12}, "draft_timeout_s"),
+        ({"draft_timeout_s": True}, "draft_timeout_s"),
+        ({"kv_memory_gb": float("inf")}, "kv_memory_gb"),
+        ({"kv_memory_gb": "1"}, "kv_memory_gb"),
+        ({"seed": 1.5}, "seed"),
+        ({"seed": True}, "seed"),
+        ({"seed": "x"}, "seed"),
+        ({"model": None}, "model"),
+        ({"model": 5}, "model"),
+        ({"drafter": 5}, "drafter"),
+        ({"prefix_cache": "no"}, "prefix_cache"),
+        ({"num_pages": 0}, "num_pages"),
     ],
 )
 def test_an_impossible_option_is_refused_by_name(options: dict[str, Any], field: str) -> None:
@@ -44,7 +56,11 @@ def test_every_option_is_echoed() -> None:
     [
         ("max_tokens", 0), ("max_tokens", -1), ("max_tokens", 1.5), ("temperature", -0.1), ("temperature", float("nan")), ("top_k", -1),
         ("top_p", 0.0), ("top_p", 1.1), ("min_p", -0.1), ("min_p", 1.5), ("seed", -1), ("seed", 2**64), ("n", 0), ("stop", ("",)),
-        ("stop_token_ids", (-1,)), ("temperature", "hot"),
+        ("stop_token_ids", (-1,)), ("temperature", "hot"), ("top_k", 2**63), ("max_tokens", 2**31), ("temperature", 10**400), ("stop", 5),
+        ("stop", None), ("stop_token_ids", 7), ("stop_token_ids", (2**31,)), ("logit_bias", ((1,),)), ("logit_bias", {1: float("inf")}),
+        ("logit_bias", 3), ("bad_words", ((),)), ("bad_words", (3,)), ("allowed_token_ids", ("a",)), ("min_tokens", -1), ("best_of", 0),
+        ("repetition_penalty", 0.0), ("presence_penalty", 2.5), ("typical_p", 0.0), ("logprobs", 1000), ("verify_rule", "typical"),
+        ("logits_processors", (3,)), ("constraint", "[0-9]+"),
     ],
 )  # fmt: skip
 def test_a_bad_sampling_parameter_is_refused_by_name(field: str, value: Any) -> None:
