@@ -127,7 +127,9 @@ class ChoiceBatch:
         top_k: int64 [R], 0 is off.
         top_p: float32 [R], 1 is off.
         min_p: float32 [R], 0 is off.
-        stream: noise stream of ALGORITHM part 1: 0 for target choices and drafts that share their noise.
+        typical_p: float32 [R], 1 is off; None where all are.
+        stream: noise stream: 0 for target choices and drafts that share their noise, 3 for other drafts.
+        salts: int64 [R] or None, fourth word of the noise counter: the root's position for streams other than 0.
     """
 
     seeds: Tensor
@@ -137,3 +139,5 @@ class ChoiceBatch:
     top_p: Tensor
     min_p: Tensor
     stream: int = 0
+    salts: Tensor | None = None
+    typical_p: Tensor | None = None

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from specdec.backend.base import AttentionSpec, ChoiceBatch, ForwardBatch
 from specdec.backend.cpu_linear import exact_row_tile, pack_linears
 from specdec.kernels import cpu_ops
-from specdec.kernels.filters import filter_logits
 from specdec.pack import PackedBatch
 
 
@@ -35,8 +34,7 @@ class CPUBackend:
         return exact_row_tile(model)
 
     def choose(self, logits: Tensor, choice: ChoiceBatch) -> Tensor:
-        filtered = filter_logits(logits, choice.temperature, choice.top_k, choice.top_p, choice.min_p)
-        return cpu_ops.choose(filtered, choice.seeds, choice.positions, choice.temperature, choice.stream)
+        return cpu_ops.choose(logits, choice)
 
     def clock(self) -> float:
         return time.perf_counter()

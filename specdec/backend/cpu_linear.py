@@ -6,8 +6,12 @@ reason for packing). Where torch has no oneDNN the layers stay as they are.
 
 from __future__ import annotations
 
+import logging
+
 import torch
 from torch import Tensor, nn
+
+logger = logging.getLogger(__name__)
 
 ROW_TILES = (4, 8, 16)
 """Tried in this order. A single row often takes a path of its own through the library, and costs no less than four."""
@@ -80,4 +84,9 @@ def _exact_tile(layer: nn.Module, width: int, dtype: torch.dtype) -> int:
         sizes = {size for size in (tile, 2 * tile, 3 * tile, 5 * tile, rows) if size <= rows and size % tile == 0}
         if all(torch.equal(computed(size), reference) for size in sizes):
             return tile
+    logger.warning(
+        "the %s product of %d to %d gives a row other bits for other numbers of rows, at every tile tried: "
+        "near ties, the output may depend on batch and drafter here",
+        *(str(dtype).removeprefix("torch."), width, layer(x[:1]).shape[1]),
+    )
     return ROW_TILES[-1]

@@ -42,7 +42,7 @@ def load_cpu_kernels() -> ctypes.CDLL | None:
         return None
     try:
         return _load(_build())
-    except KernelError as error:
+    except (KernelError, OSError) as error:
         logger.warning("running without compiled kernels, attention and sampling are about ten times slower: %s", error)
         return None
 
@@ -65,7 +65,7 @@ def _build() -> Path:
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
     for part in (*COMPILE_FLAGS, compiler, version, _processor(), torch.__version__):
         digest.update(part.encode() + b"\0")
-    for source in sources:
+    for source in (*sources, *sorted(SOURCES.glob("*.h"))):
         digest.update(source.read_bytes())
     folder = cache_dir("kernels")
     library = folder / f"cpu-{digest.hexdigest()[:24]}.so"

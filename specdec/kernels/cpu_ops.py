@@ -9,8 +9,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from specdec.backend.base import AttentionSpec
-from specdec.kernels import reference
+from specdec.backend.base import AttentionSpec, ChoiceBatch
+from specdec.kernels import filters, reference
 from specdec.kernels.build import load_cpu_kernels
 from specdec.pack import PackedBatch
 
@@ -38,23 +38,59 @@ def paged_attention(q: Tensor, keys: Tensor, values: Tensor, batch: PackedBatch,
     return out
 
 
-def choose(logits: Tensor, seeds: Tensor, positions: Tensor, temperature: Tensor, stream: int) -> Tensor:
-    """See `specdec.kernels.reference.choose`."""
+def choose(logits: Tensor, choice: ChoiceBatch) -> Tensor:
+    """See `specdec.kernels.reference.choose`; rows are neither sorted nor copied."""
     library = load_cpu_kernels()
     if library is None:
-        return reference.choose(logits, seeds, positions, temperature, stream)
+        return reference.choose(logits, choice)
     logits = logits.contiguous()
-    out = torch.empty(len(logits), dtype=torch.int64)
+    rows, vocabulary = logits.shape
+    out = torch.empty(rows, dtype=torch.int64)
     library.specdec_choose(
-        _tensor(logits),
-        ctypes.c_int64(logits.shape[0]),
-        ctypes.c_int64(logits.shape[1]),
-        *(_tensor(t) for t in (seeds, positions, temperature)),
-        ctypes.c_int(stream),
+        *(_column(logits, torch.float32, logits.numel()), ctypes.c_int64(rows), ctypes.c_int64(vocabulary)),
+        *(_column(t, torch.int64, rows) for t in (choice.seeds, choice.positions)),
+        *_filter_columns(choice.temperature, choice.top_k, choice.top_p, choice.min_p, choice.typical_p, rows),
+        ctypes.c_int(choice.stream),
+        _column(choice.salts, torch.int64, rows),
         _tensor(out),
         ctypes.c_int(torch.get_num_threads()),
     )
     return out
+
+
+def filter_logits(
+    logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, typical_p: Tensor | None = None
+) -> Tensor:
+    """See `specdec.kernels.filters.filter_logits`; the vocabulary is not sorted. Float64 rows take the plain way."""
+    library = load_cpu_kernels() if logits.dtype == torch.float32 else None
+    if library is None or not filters.active_rows(temperature, top_k, top_p, min_p, typical_p).any():
+        return filters.filter_logits(logits, temperature, top_k, top_p, min_p, typical_p)
+    logits = logits.contiguous()
+    rows, vocabulary = logits.shape
+    out = torch.empty_like(logits)
+    library.specdec_filter(
+        *(_column(logits, torch.float32, logits.numel()), ctypes.c_int64(rows), ctypes.c_int64(vocabulary)),
+        *_filter_columns(temperature, top_k, top_p, min_p, typical_p, rows),
+        _tensor(out),
+        ctypes.c_int(torch.get_num_threads()),
+    )
+    return out
+
+
+def _filter_columns(
+    temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, typical_p: Tensor | None, rows: int
+) -> list[ctypes.c_void_p]:
+    columns = ((temperature, torch.float32), (top_k, torch.int64), (top_p, torch.float32), (min_p, torch.float32))
+    return [*(_column(column, dtype, rows) for column, dtype in columns), _column(typical_p, torch.float32, rows)]
+
+
+def _column(tensor: Tensor | None, dtype: torch.dtype, count: int) -> ctypes.c_void_p:
+    """The address of a contiguous tensor of `count` elements, null for None: C++ checks neither type nor size."""
+    if tensor is None:
+        return ctypes.c_void_p(0)
+    if tensor.dtype != dtype or tensor.numel() != count:
+        raise TypeError(f"expected {count} elements of {dtype}, got {tensor.numel()} of {tensor.dtype}")
+    return _tensor(tensor)
 
 
 def _tensor(tensor: Tensor) -> ctypes.c_void_p:

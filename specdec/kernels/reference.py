@@ -11,10 +11,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from specdec.backend.base import AttentionSpec
+from specdec.backend.base import AttentionSpec, ChoiceBatch
+from specdec.kernels.filters import filter_logits
 from specdec.pack import PackedBatch
 
-MARGIN = 26.0  # nats below the best from which no noise can win; see choice.cpp
+MARGIN = 26.5  # nats below the best from which no noise can win: gumbel lies between -3.14 and 22.88
 
 
 def paged_attention(q: Tensor, keys: Tensor, values: Tensor, batch: PackedBatch, spec: AttentionSpec) -> Tensor:
@@ -62,24 +63,25 @@ def _path_slots(batch: PackedBatch, row: int, local: int) -> NDArray[np.int64]:
     return slots
 
 
-def philox(seed: int, tokens: NDArray[np.int64], position: int, stream: int) -> NDArray[np.uint32]:
-    """Philox-4x32-10 (Salmon et al. 2011), keyed by (seed, position, token) alone.
+def philox(seed: int, tokens: NDArray[np.int64], position: int, stream: int, salt: int = 0) -> NDArray[np.uint32]:
+    """Philox-4x32-10 (Salmon et al. 2011), keyed by its arguments alone.
 
     Args:
         seed: 64 bits.
         tokens: int64 [n], token ids x.
         position: index in the sequence of the token to be chosen.
         stream: 0 for target choices and drafts that share their noise.
+        salt: 0 for stream 0; elsewhere the root's position, so that a position drafted again draws new numbers.
 
     Returns:
-        uint32 [n]: lane x % 4 of counter (x // 4, position, stream, 0).
+        uint32 [n]: lane x % 4 of counter (x // 4, position, stream, salt).
     """
     low = np.uint64(0xFFFFFFFF)
     shift = np.uint64(32)
     c0 = (tokens // 4).astype(np.uint64) & low
     c1 = np.full_like(c0, position) & low
     c2 = np.full_like(c0, stream)
-    c3 = np.zeros_like(c0)
+    c3 = np.full_like(c0, salt) & low
     k0, k1 = seed & 0xFFFFFFFF, seed >> 32
     for _ in range(10):
         a, b = c0 * np.uint64(0xD2511F53), c2 * np.uint64(0xCD9E8D57)
@@ -88,37 +90,40 @@ def philox(seed: int, tokens: NDArray[np.int64], position: int, stream: int) -> 
     return np.choose(tokens % 4, [c0, c1, c2, c3]).astype(np.uint32)
 
 
-def gumbel(words: NDArray[np.uint32]) -> NDArray[np.float32]:
-    """float32 [n]: -log(-log(1 - u)) for u uniform in (0, 1), finest where it can win."""
-    u = (words.astype(np.float32) + np.float32(0.5)) * np.float32(2.0**-32)
-    u = np.minimum(u, np.float32(0.99999994))
-    noise: NDArray[np.float32] = -np.log(-np.log1p(-u))
+def gumbel(words: NDArray[np.uint32]) -> NDArray[np.float64]:
+    """float64 [n]: -log(-log v) for v = 1 - (word + 0.5) / 2**32, which is exact and never 0 or 1.
+
+    float64, so that what another implementation of log rounds otherwise does not decide a race.
+    """
+    v = (np.float64(2**32 - 0.5) - words) * np.float64(2.0**-32)
+    noise: NDArray[np.float64] = -np.log(-np.log(v))
     return noise
 
 
-def choose(logits: Tensor, seeds: Tensor, positions: Tensor, temperature: Tensor, stream: int) -> Tensor:
-    """Row choice of the coupled rule: argmax of logit / temperature + gumbel, lowest id on ties.
+def choose(logits: Tensor, choice: ChoiceBatch) -> Tensor:
+    """Row choice of the coupled rule: argmax of logit / temperature + gumbel over what the filters keep, lowest id on ties.
+
+    Scores are float64.
 
     Args:
         logits: float32 [R, vocabulary].
-        seeds: int64 [R], 64 bits each.
-        positions: int64 [R].
-        temperature: float32 [R], 0 is greedy.
-        stream: noise stream.
+        choice: per-row parameters.
 
     Returns:
         int64 [R]; -1 where a logit is NaN or none is finite.
     """
+    filtered = filter_logits(logits, choice.temperature, choice.top_k, choice.top_p, choice.min_p, choice.typical_p)
     chosen = []
-    for row, row_logits in enumerate(logits.numpy()):
+    for row, (row_logits, all_logits) in enumerate(zip(filtered.numpy(), logits.numpy(), strict=True)):
         top = row_logits.max()
-        if not np.isfinite(top):
+        if not np.isfinite(all_logits.max()):  # a filter may have hidden a NaN
             chosen.append(-1)
-        elif float(temperature[row]) == 0:
+        elif float(choice.temperature[row]) == 0:
             chosen.append(int(row_logits.argmax()))
         else:
-            t = np.float32(temperature[row].item())
-            tokens = np.flatnonzero(row_logits >= top - np.float32(MARGIN) * t)
-            words = philox(int(seeds[row]) % 2**64, tokens, int(positions[row]), stream)
-            chosen.append(int(tokens[np.argmax((row_logits[tokens] - top) / t + gumbel(words))]))
+            t = float(choice.temperature[row])
+            tokens = np.flatnonzero(row_logits >= float(top) - MARGIN * t)
+            salt = 0 if choice.salts is None else int(choice.salts[row])
+            words = philox(int(choice.seeds[row]) % 2**64, tokens, int(choice.positions[row]), choice.stream, salt)
+            chosen.append(int(tokens[np.argmax(row_logits[tokens].astype(np.float64) / t + gumbel(words))]))
     return torch.tensor(chosen, dtype=torch.int64)

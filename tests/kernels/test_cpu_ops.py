@@ -3,13 +3,10 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from specdec.backend.base import AttentionSpec
 from specdec.kernels import cpu_ops, reference
 from specdec.kernels.build import load_cpu_kernels
-from specdec.kernels.filters import filter_logits
 from specdec.pack import PackRow, pack
 from specdec.tree import DraftTree
 
@@ -76,79 +73,3 @@ def test_a_node_has_the_bits_of_a_linear_decode_at_its_place(ops: type[cpu_ops],
             q[token : token + 1], flat_keys.view_as(keys).contiguous(), flat_values.view_as(values).contiguous(), alone, spec
         )
         assert torch.equal(single[0], together[token])
-
-
-@given(st.integers(0, 2**63 - 1), st.floats(0.1, 3.0), st.integers(1, 40), st.booleans())
-@settings(max_examples=50, deadline=None)
-def test_choice_equals_its_reference(seed: int, temperature: float, vocabulary: int, greedy: bool) -> None:
-    generator = torch.Generator().manual_seed(seed % 2**31)
-    logits = torch.randn(5, vocabulary, generator=generator) * 4
-    logits[0, 0] = -torch.inf
-    seeds = torch.arange(5) + seed - 2**62
-    temperatures = torch.full((5,), 0.0 if greedy else temperature)
-    arguments = (logits, seeds, torch.arange(5) * 1000, temperatures, 0)
-    assert cpu_ops.choose(*arguments).tolist() == reference.choose(*arguments).tolist()
-
-
-@pytest.mark.parametrize("ops", [cpu_ops, reference])
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_row_without_a_finite_logit_or_with_nan_has_no_choice(ops: type[cpu_ops], temperature: float) -> None:
-    logits = torch.zeros(3, 6)
-    logits[0] = -torch.inf
-    logits[1, 3] = torch.nan
-    chosen = ops.choose(logits, torch.zeros(3, dtype=torch.int64), torch.zeros(3, dtype=torch.int64), torch.full((3,), temperature), 0)
-    assert chosen[:2].tolist() == [-1, -1]
-    assert chosen[2] >= 0
-
-
-@pytest.mark.parametrize("ops", [cpu_ops, reference])
-def test_greedy_ties_go_to_the_lowest_id(ops: type[cpu_ops]) -> None:
-    logits = torch.tensor([[0.0, 2.0, 1.0, 2.0, 2.0]])
-    zero = torch.zeros(1, dtype=torch.int64)
-    assert ops.choose(logits, zero, zero, torch.zeros(1), 0).tolist() == [1]
-
-
-def test_philox_gives_the_published_vectors() -> None:
-    """Known-answer tests of Random123 for philox4x32-10, as far as the counter layout (c3 = 0) can express them."""
-    words = [int(reference.philox(0, np.array([lane]), 0, 0)[0]) for lane in range(4)]
-    assert words == [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]
-
-
-def test_the_choice_law_is_p() -> None:
-    """10^5 positions of one seed: every frequency within 5 standard deviations of p, and p = 0 never chosen."""
-    p = torch.tensor([0.5, 0.2, 0.1, 0.1, 0.05, 0.03, 0.02, 0.0])
-    n = 100_000
-    counts = torch.zeros(8)
-    for start in range(0, n, 10_000):
-        positions = torch.arange(start, start + 10_000)
-        logits = p.log().expand(len(positions), 8).contiguous()
-        chosen = cpu_ops.choose(logits, torch.full((len(positions),), 7), positions, torch.ones(len(positions)), 0)
-        counts += torch.bincount(chosen, minlength=8)
-    assert counts[7] == 0
-    assert ((counts / n - p).abs() < 5 * (p * (1 - p) / n).sqrt() + 1e-12).all()
-
-
-def filtered(logits: list[float], **filters: float) -> list[int]:
-    defaults = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0} | filters
-    row = torch.tensor([logits])
-    columns = {name: torch.tensor([value], dtype=torch.int64 if name == "top_k" else torch.float32) for name, value in defaults.items()}
-    return filter_logits(row, **columns)[0].isfinite().nonzero().squeeze(1).tolist()
-
-
-def test_filters_keep_what_they_should() -> None:
-    logits = torch.tensor([0.4, 0.3, 0.2, 0.1]).log().tolist()
-    assert filtered(logits, top_k=2) == [0, 1]
-    assert filtered(logits, top_p=0.69) == [0, 1]
-    assert filtered(logits, top_p=0.71) == [0, 1, 2]
-    assert filtered(logits, top_p=0.01) == [0]
-    assert filtered(logits, min_p=0.51) == [0, 1]
-    assert filtered(logits, min_p=0.49) == [0, 1, 2]
-    assert filtered(logits, top_k=3, top_p=0.7) == [0, 1]  # top_p counts what top_k left: 4/9 + 3/9 > 0.7
-    assert filtered([1.0, 1.0, 1.0, 0.0], top_k=2) == [0, 1]  # ties by the lowest id
-    assert filtered(logits, temperature=0.0, top_k=1) == [0, 1, 2, 3]  # greedy rows are not touched
-
-
-def test_rows_without_filters_are_not_copied() -> None:
-    logits = torch.randn(2, 9)
-    off = (torch.ones(2), torch.zeros(2, dtype=torch.int64), torch.ones(2), torch.zeros(2))
-    assert filter_logits(logits, *off) is logits
