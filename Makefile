@@ -16,10 +16,11 @@ DEMO_MODEL := $(or $(SPECDEC_CACHE),$(HOME)/.cache/specdec)/models/smollm2-135m.
 
 setup: $(STAMP) $(DEMO_MODEL)
 
+# compat: a plain path entry, so that a folder named specdec beside the script (such as this clone) hides nothing
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "specdec needs Python 3.11 or newer; name one with make PYTHON=...")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -c constraints.txt -e '.[serve,dev]'
+	$(BIN)/python -m pip install -c constraints.txt --config-settings editable_mode=compat -e '.[serve,dev]'
 	touch $@
 
 $(DEMO_MODEL): | $(STAMP)

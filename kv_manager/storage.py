@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -32,7 +34,7 @@ class KVStorage:
         device: torch.device | str = "cpu",
     ) -> None:
         self.page_size = page_size
-        self._pages = torch.zeros(2, layers, num_pages, page_size, kv_heads, head_dim, dtype=dtype, device=device)
+        self._pages = _zeros((2, layers, num_pages, page_size, kv_heads, head_dim), dtype, torch.device(device))
         self._slots = self._pages.view(2, layers, num_pages * page_size, kv_heads, head_dim)
         self.keys, self.values = self._pages[0], self._pages[1]
 
@@ -54,6 +56,13 @@ class KVStorage:
         """Rows of dimension 2 of `pool`; index_select gathers them into a temporary first."""
         device = pool.device
         pool.index_copy_(2, dst.to(device), pool.index_select(2, src.to(device)))
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A zeroed tensor; on the host in pages that take no memory until they are written, which torch.zeros writes at once."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)).view(dtype).view(shape)
 
 
 class DraftStorage:

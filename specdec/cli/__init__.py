@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 
 import click
+from click.exceptions import NoArgsIsHelpError
 
 from specdec import __version__
 from specdec.errors import SpecdecError
@@ -68,8 +70,13 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def run(argv: Sequence[str] | None = None) -> int:
     """Runs the command line and returns the exit status. Errors are one line on stderr."""
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())  # for `--drafter module:name`: a script's path holds its own folder instead
     try:
         status = cli.main(list(sys.argv[1:] if argv is None else argv), prog_name="specdec", standalone_mode=False)
+    except NoArgsIsHelpError as error:
+        click.echo(error.format_message(), err=True)
+        return 2
     except click.UsageError as error:
         path = error.ctx.command_path if error.ctx is not None else "specdec"
         return _fail(f"{error.format_message()} Try '{path} --help'.")

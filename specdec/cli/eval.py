@@ -12,7 +12,6 @@ import click
 
 from specdec.cli.options import engine_options
 from specdec.config import EngineConfig
-from specdec.drafter_spec import parse_drafter_spec
 from specdec.errors import ConfigError
 
 
@@ -57,8 +56,11 @@ def acceptance(
     Prints acceptance length per category, where the seconds went, speed against 'off', and whether the ids were those
     of 'off'. The status is 1 where they were not.
     """
+    from specdec.drafters.registry import check_spec
+
     for spec in drafters:
-        parse_drafter_spec(spec)
+        check_spec(spec)
+    drafters = tuple(spec for spec in dict.fromkeys(drafters) if spec != "off")  # `off` always runs, and first
     if batch > config.max_num_seqs:
         raise ConfigError(f"--batch {batch} needs --max-num-seqs of at least {batch}, got {config.max_num_seqs}")
     if output is not None and not output.parent.is_dir():
