@@ -38,8 +38,8 @@ class DraftRow:
         params: the request's sampling parameters.
         seed: the request's 64-bit seed.
         prediction: predicted output ids, empty where the user gave none.
-        wants_q: the row's verification rule reads `DraftTree.q`: draw with `context.sample(..., q=True)` and return what
-            it gives, or propose tokens that are a function of the text alone and leave q out.
+        wants_q: the row's verification rule reads `DraftTree.q`: draw with `context.sample.draw` and return the q it gives,
+            with a tree whose shape does not depend on what was drawn; or leave q out.
     """
 
     request_id: str
@@ -102,8 +102,33 @@ class Sample(Protocol):
             positions: index in the sequence of the token each row chooses.
 
         Returns:
-            R token ids.
+            R token ids; -1 where a row's logits allow none.
         """
+        ...
+
+    def draw(
+        self, logits: Tensor, rows: Sequence[DraftRow], positions: Sequence[int], nodes: Sequence[int], width: int = 1
+    ) -> list[list[tuple[int, Tensor | None]]]:
+        """Draws children for nodes of draft trees.
+
+        A row that wants q draws with noise that is independent of the target's, and independent at every node; any other
+        one takes the first tokens in the race of the very noise with which the target will choose.
+
+        Args:
+            logits: float32 [R, vocabulary], the draft's own; read only.
+            rows: the request of each logit row.
+            positions: index in the sequence of the tokens drawn.
+            nodes: the node of the request's tree under which the tokens are drawn, -1 for the root.
+            width: children per logit row, without replacement.
+
+        Returns:
+            For each logit row up to `width` (token, q) in the order drawn; q float32 [vocabulary] is the distribution that
+            token was drawn from, those before it being gone. None where the row does not want it.
+        """
+        ...
+
+    def named(self, name: str) -> Sample:
+        """The same for the drafter of that name: under rules that read q, two drafters must not draw alike."""
         ...
 
 
@@ -121,6 +146,7 @@ class DrafterContext:
         create_kv: allocates KV for a drafter: (name, layers, kv heads, head size, dtype) -> DraftKV.
         tokenizer_fingerprint: equal for models whose token ids mean the same; None if the target has no tokenizer.
         target: the target itself, for drafters that share its weights.
+        forced: (request id, most) -> the tokens that the request's constraint leaves no choice about after its committed ones.
     """
 
     config: EngineConfig
@@ -132,6 +158,7 @@ class DrafterContext:
     create_kv: Callable[[str, int, int, int, torch.dtype], DraftKV]
     tokenizer_fingerprint: str | None = None
     target: LoadedModel | None = None
+    forced: Callable[[str, int], Sequence[int]] | None = None
 
 
 class Drafter(ABC):

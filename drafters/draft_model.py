@@ -8,6 +8,9 @@ per further node:
 
 Once the step is decided, the speculative tokens that were accepted are committed ones, whose KV is in place: they join
 the cached. The rest is overwritten.
+
+A tree (`drafters.shape`) is forwarded anew at every level, from the last committed token on, since its nodes see only
+their own ancestors. What is accepted of it, beyond a chain of first nodes, is forwarded again as pending.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,6 +27,7 @@ import torch
 from torch import Tensor
 
 from specdec.drafters.base import Drafter, DrafterContext, DraftOutcome, DraftRow
+from specdec.drafters.shape import MAX_DEPTH, num_nodes, parse_widths
 from specdec.drafters.vocabulary import tokenizer_fingerprint
 from specdec.errors import ConfigError, DrafterError, SpecdecError
 from specdec.pack import PackRow
@@ -34,34 +38,58 @@ from specdec.tree import EMPTY, DraftTree
 if TYPE_CHECKING:
     from specdec.models import LoadedModel
 
-MAX_DEPTH = 64
+DEFAULT_DEPTH = 4
 _numbers = itertools.count(1)  # tells the KV of two drafters of one model apart
 
 
-def check_options(target: str, depth: int = 4) -> None:
-    """Raises ConfigError unless 1 <= depth <= 64 and a target that looks like a path exists."""
-    if not 1 <= depth <= MAX_DEPTH:
-        raise ConfigError(f"drafter 'model': depth must be between 1 and {MAX_DEPTH}, got {depth}")
+def check_options(target: str, depth: int | None = None, tree: str | None = None, greedy: bool = False) -> None:
+    """Raises ConfigError unless the options of `load_draft_model` can be met and a target that looks like a path exists."""
+    _widths(depth, tree)
     path = Path(target).expanduser()
     looks_like_path = target.endswith(".gguf") or target.startswith((os.sep, ".", "~"))
     if looks_like_path and not path.exists():
         raise ConfigError(f"drafter 'model': no such model file or folder: {target}")
 
 
-def load_draft_model(context: DrafterContext, target: str, depth: int = 4) -> DraftModelDrafter:
-    """Loads the model `target` (hub id, folder or `.gguf` file) in the engine's dtype and drafts with it.
+def _widths(depth: int | None, tree: str | None) -> tuple[int, ...]:
+    """Children per node of each level."""
+    if tree is not None:
+        if depth is not None:
+            raise ConfigError(f"drafter 'model': tree={tree} says how deep it is, so depth={depth} cannot be given beside it")
+        try:
+            return parse_widths(tree)
+        except ConfigError as error:
+            raise ConfigError(f"drafter 'model': tree: {error}") from None
+    depth = DEFAULT_DEPTH if depth is None else depth
+    if not 1 <= depth <= MAX_DEPTH:
+        raise ConfigError(f"drafter 'model': depth must be between 1 and {MAX_DEPTH}, got {depth}")
+    return (1,) * depth
+
+
+def load_draft_model(
+    context: DrafterContext, target: str, depth: int | None = None, tree: str | None = None, greedy: bool = False
+) -> DraftModelDrafter:
+    """Loads a model in the engine's dtype and drafts with it.
+
+    Args:
+        context: what drafters are built with.
+        target: hub id, folder or `.gguf` file.
+        depth: nodes of a chain, 4 where neither is given.
+        tree: children per level, such as `4-1-1-1` (16 nodes).
+        greedy: propose the most probable tokens even where the request samples.
 
     Raises:
+        ConfigError: an option cannot be met.
         DrafterError: the model cannot be used, or its tokenizer is not the target's.
     """
     from specdec.models import load_model
 
-    check_options(target, depth)
+    check_options(target, depth, tree, greedy)
     try:
         loaded = load_model(target, dtype=context.config.dtype, device=context.backend.device)
     except SpecdecError as error:
         raise DrafterError(f"drafter model:{target}: {error}") from error
-    return DraftModelDrafter(context, loaded, depth, name=f"model:{target}")
+    return DraftModelDrafter(context, loaded, depth, name=f"model:{target}", tree=tree, greedy=greedy)
 
 
 @dataclass
@@ -69,56 +97,96 @@ class _Draft:
     """One row while it is being drafted.
 
     Attributes:
-        row: the request's row.
+        row: the request's row, as the sampler is to see it.
         index: its place among all rows.
-        steps: nodes to propose.
+        size: the most nodes.
+        depth: the most levels.
         done: committed tokens whose KV is in the pool.
+        front: nodes whose children come next, the last ones so far; -1 is the root.
         tokens: nodes so far.
+        parents: of each.
         confidence: the draft model's own probability of each.
+        q: what each was drawn from, where the row wants to know.
+        forwarded: leading nodes that stand in the pool behind the committed tokens.
     """
 
     row: DraftRow
     index: int
-    steps: int
+    size: int
+    depth: int
     done: int
+    front: list[int] = field(default_factory=lambda: [-1])
     tokens: list[int] = field(default_factory=list)
+    parents: list[int] = field(default_factory=list)
     confidence: list[float] = field(default_factory=list)
+    q: list[Tensor] = field(default_factory=list)
+    forwarded: int = 0
 
     @property
     def pending(self) -> int:
         return len(self.row.tokens) - self.done
 
+    @property
+    def room(self) -> int:
+        return self.size - len(self.tokens)
+
+    def tree(self) -> DraftTree:
+        if not self.tokens:
+            return EMPTY
+        tokens, parents = (np.asarray(values, dtype=np.int32) for values in (self.tokens, self.parents))
+        return DraftTree(tokens, parents, np.asarray(self.confidence, dtype=np.float32), torch.stack(self.q) if self.q else None)
+
+    def leading(self) -> list[int]:
+        """Forwarded nodes that lie in the pool as committed tokens would: those with nothing but their ancestors before them."""
+        count = 0
+        while count < self.forwarded and self.parents[count] == count - 1:
+            count += 1
+        return self.tokens[:count]
+
 
 class DraftModelDrafter(Drafter):
-    """Drafts a chain with a model, choosing as the target will: the request's parameters and its noise.
+    """Drafts with a model, choosing as the target will: the request's parameters and its noise.
+
+    The shape of a draft never depends on what is drawn, as rules that read q demand.
 
     Args:
         context: what drafters are built with.
         loaded: the draft model; it may be the target's own.
-        depth: nodes per step where nobody asks for less.
+        depth, tree, greedy: see `load_draft_model`.
         name: for messages and for its KV.
 
     Raises:
+        ConfigError: depth and tree cannot be met.
         DrafterError: the draft model's tokenizer is not the target's.
     """
 
-    needs = DraftNeeds(kv=True)
+    needs = DraftNeeds(kv=True, q=True)
 
-    def __init__(self, context: DrafterContext, loaded: LoadedModel, depth: int = 4, name: str = "model") -> None:
+    def __init__(
+        self,
+        context: DrafterContext,
+        loaded: LoadedModel,
+        depth: int | None = None,
+        name: str = "model",
+        *,
+        tree: str | None = None,
+        greedy: bool = False,
+    ) -> None:
         fingerprint = tokenizer_fingerprint(loaded.tokenizer)
         if fingerprint is not None and context.tokenizer_fingerprint is not None and fingerprint != context.tokenizer_fingerprint:
             raise DrafterError(
                 f"drafter {name}: its tokenizer is not the target's, so that its token ids mean other text; "
                 f"take a draft model of the target's own family"
             )
-        self.default_limit = depth
-        self._depth = depth
+        self._widths = _widths(depth, tree)
+        self._greedy = greedy
+        self.default_limit = num_nodes(self._widths)
         self._context = context
         specs = loaded.model.attention_specs
         self._kv = context.create_kv(f"{name}#{next(_numbers)}", len(specs), specs[0].num_kv_heads, specs[0].head_dim, loaded.dtype)
         self._runner = ModelRunner(loaded.model, context.backend, self._kv)
         self._max_length = min(loaded.config.max_position_embeddings, context.max_model_len)
-        self._speculative: dict[str, tuple[int, list[int]]] = {}  # request -> committed length then, tokens forwarded after it
+        self._speculative: dict[str, tuple[int, list[int]]] = {}  # request -> committed length then, tokens in the pool after it
 
     def propose(self, rows: Sequence[DraftRow]) -> list[DraftTree]:
         drafts = [draft for index, row in enumerate(rows) if (draft := self._begin(index, row)) is not None]
@@ -126,9 +194,8 @@ class DraftModelDrafter(Drafter):
         if drafts:
             self._draft(drafts, self._catch_up(drafts))
         for draft in drafts:
-            self._speculative[draft.row.request_id] = (len(draft.row.tokens), draft.tokens[:-1])
-            if draft.tokens:
-                trees[draft.index] = DraftTree.chain(draft.tokens, np.asarray(draft.confidence, dtype=np.float32))
+            self._speculative[draft.row.request_id] = (len(draft.row.tokens), draft.leading())
+            trees[draft.index] = draft.tree()
         return trees
 
     def observe(self, outcomes: Sequence[DraftOutcome]) -> None:
@@ -149,10 +216,13 @@ class DraftModelDrafter(Drafter):
     def _begin(self, index: int, row: DraftRow) -> _Draft | None:
         """The draft to be made for a row; None at the draft model's length limit."""
         length = len(row.tokens)
-        steps = min(self._depth, row.limit, row.depth, self._max_length - length)
-        if steps < 1:
+        depth = min(len(self._widths), row.depth, self._max_length - length)
+        if depth < 1:
             return None
-        return _Draft(row, index, steps, min(self._kv.cached(row.request_id), length - 1))
+        if self._greedy:
+            row = replace(row, params=replace(row.params, temperature=0.0))
+        size = min(num_nodes(self._widths[:depth]), row.limit)
+        return _Draft(row, index, size, depth, min(self._kv.cached(row.request_id), length - 1))
 
     def _catch_up(self, drafts: Sequence[_Draft]) -> Tensor:
         """Forwards all pending tokens, in chunks; returns the logits after the last one, float32 [drafts, vocabulary]."""
@@ -176,45 +246,69 @@ class DraftModelDrafter(Drafter):
         return torch.stack([logits[draft.index] for draft in drafts])
 
     def _draft(self, drafts: Sequence[_Draft], logits: Tensor) -> None:
-        """Chooses the nodes one after the other, all rows at once; a row that has its nodes drops out."""
+        """Draws the nodes level by level, all rows at once; a row that has its nodes drops out."""
         going = list(drafts)
-        while True:
-            self._choose(going, logits)
-            going = [draft for draft in going if len(draft.tokens) < draft.steps]
+        for level, width in enumerate(self._widths):
+            self._grow(going, logits, level, width)
+            if level + 1 == len(self._widths):
+                return
+            going = [draft for draft in going if draft.front and draft.room and level + 1 < draft.depth]
             if not going:
                 return
-            logits = self._runner.forward(
-                [
-                    PackRow(draft.tokens[-1:], len(draft.row.tokens) + len(draft.tokens) - 1, self._kv.pages(draft.row.request_id), 1)
-                    for draft in going
-                ]
-            ).logits
+            for draft in going:
+                del draft.front[-(-draft.room // self._widths[level + 1]) :]  # those whose children would not fit
+            logits = self._runner.forward([self._pack(draft) for draft in going]).logits
 
-    def _choose(self, going: Sequence[_Draft], logits: Tensor) -> None:
-        """Appends a node to every draft; one whose logits allow no token ends here."""
+    def _pack(self, draft: _Draft) -> PackRow:
+        """The forward that gives the logits after the nodes of the front."""
+        length, pages = len(draft.row.tokens), self._kv.pages(draft.row.request_id)
+        draft.forwarded = draft.front[-1] + 1
+        if draft.parents == list(range(-1, len(draft.parents) - 1)):
+            return PackRow(draft.tokens[-1:], length + len(draft.tokens) - 1, pages, 1)
+        tokens = [draft.row.tokens[-1], *draft.tokens[: draft.forwarded]]
+        return PackRow(tokens, length - 1, pages, len(draft.front), np.asarray(draft.parents[: draft.forwarded], dtype=np.int32))
+
+    def _grow(self, going: Sequence[_Draft], logits: Tensor, level: int, width: int) -> None:
+        """Draws the children of all fronts, and makes them the fronts. Logits that allow no token give no child."""
         logits = logits[:, : self._context.vocab_size]
-        positions = [len(draft.row.tokens) + len(draft.tokens) for draft in going]
-        tokens = self._context.sample(logits, [draft.row for draft in going], positions)
-        chances = _probability(logits, tokens, [draft.row.params.temperature for draft in going])
-        for draft, token, chance in zip(going, tokens, chances, strict=True):
-            if token < 0 or not 0 <= chance <= 1:
-                draft.steps = len(draft.tokens)
-                continue
-            draft.tokens.append(token)
-            draft.confidence.append(chance)
+        owners = [(draft, node) for draft in going for node in draft.front]
+        rows = [draft.row for draft, _ in owners]
+        positions = [len(row.tokens) + level for row in rows]
+        drawn = self._context.sample.draw(logits, rows, positions, [node for _, node in owners], width)
+        chances = _probabilities(logits, drawn, [row.params.temperature for row in rows])
+        for draft in going:
+            draft.front = []
+        for (draft, node), children, own in zip(owners, drawn, chances, strict=True):
+            for (token, q), chance in zip(children[: draft.room], own, strict=False):
+                if not 0 <= chance <= 1:
+                    continue
+                draft.front.append(len(draft.tokens))
+                draft.tokens.append(token)
+                draft.parents.append(node)
+                draft.confidence.append(chance)
+                if q is not None:
+                    draft.q.append(_padded(q, self._context.vocab_size))
 
 
-def _probability(logits: Tensor, tokens: Sequence[int], temperatures: Sequence[float]) -> list[float]:
-    """The draft model's probability of each token: at its temperature, or 1 for a greedy request.
+def _padded(q: Tensor, vocab_size: int) -> Tensor:
+    """float32 [vocab_size]: a smaller draft vocabulary gives the other ids no chance."""
+    return q if len(q) == vocab_size else torch.nn.functional.pad(q, (0, vocab_size - len(q)))
+
+
+def _probabilities(
+    logits: Tensor, drawn: Sequence[Sequence[tuple[int, Tensor | None]]], temperatures: Sequence[float]
+) -> list[list[float]]:
+    """The draft model's probability of each token drawn: at its temperature, or 1 for a greedy request.
 
     Args:
         logits: float32 [R, vocabulary].
-        tokens: R ids.
+        drawn: tokens per row.
         temperatures: R temperatures.
     """
     scale = torch.tensor([[t if t > 0 else 1.0] for t in temperatures], device=logits.device)
-    ids = torch.tensor([[max(token, 0)] for token in tokens], device=logits.device)
+    width = max((len(tokens) for tokens in drawn), default=0)
+    ids = torch.tensor([[token for token, _ in tokens] + [0] * (width - len(tokens)) for tokens in drawn], device=logits.device)
     scaled = logits / scale
-    log_chance = scaled.gather(1, ids) - scaled.logsumexp(1, keepdim=True)
-    chances: list[float] = log_chance.exp().clamp(max=1.0).flatten().tolist()
+    log_chance = scaled.gather(1, ids.long()) - scaled.logsumexp(1, keepdim=True)
+    chances: list[list[float]] = log_chance.exp().clamp(max=1.0).tolist()
     return chances

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -76,17 +77,22 @@ class Lane:
     def propose(self, rows: Sequence[DraftRow]) -> list[DraftTree]:
         """One valid tree per row, within its limits; empty where the drafter has none or broke its contract."""
         self.requests.update(row.request_id for row in rows)
-        trees = self._guarded("propose", lambda: self.drafter.propose(rows))
-        if trees is FAILED:
+        trees = self._guarded("propose", lambda: self._collect(rows))
+        if not isinstance(trees, list):
             return [EMPTY] * len(rows)
-        if not isinstance(trees, (list, tuple)) or len(trees) != len(rows):
-            count = f"{len(trees)} trees" if isinstance(trees, (list, tuple)) else type(trees).__name__
-            self._count("count", f"propose must return a list of {len(rows)} trees, one per row, got {count}")
-            return [EMPTY] * len(rows)
-        checked = [self._checked(tree, row) for tree, row in zip(trees, rows, strict=True)]
-        if all(tree is not None for tree in checked):
+        if all(tree is not None for tree in trees):
             self._failing = 0
-        return [EMPTY if tree is None else tree for tree in checked]
+        return [EMPTY if tree is None else tree for tree in trees]
+
+    def _collect(self, rows: Sequence[DraftRow]) -> list[DraftTree | None]:
+        """Asks the drafter and checks what it gives, all within the guard: looking at its objects may run its code."""
+        trees = self.drafter.propose(rows)
+        count = len(trees) if isinstance(trees, (list, tuple)) else -1
+        if count != len(rows):
+            got = f"{count} trees" if count >= 0 else type(trees).__name__
+            self._count("count", f"propose must return a list of {len(rows)} trees, one per row, got {got}")
+            return [None] * len(rows)
+        return [self._checked(tree, row) for tree, row in zip(trees, rows, strict=True)]
 
     def observe(self, outcomes: Sequence[DraftOutcome]) -> None:
         if self._observes:
@@ -150,8 +156,10 @@ class Lane:
         try:
             if not isinstance(tree, DraftTree):
                 raise DrafterError(f"propose must return DraftTrees, got {type(tree).__name__}")
-            own = _copied(tree, self.needs.q)
+            own = _copied(tree, self.needs.q, copy_q=row.wants_q and self._worker is not None)
             own.validate(self._vocab_size)
+            if not row.wants_q and own.q is not None:
+                own = replace(own, q=None)
             return own.limited(row.limit, row.depth)
         except Exception as error:  # a tree is the drafter's object: looking at it may raise anything
             self._count("tree", f"invalid tree: {error}")
@@ -166,15 +174,18 @@ class Lane:
             log.warning("drafter %s: %s; its drafts are dropped and requests go on (told once for this kind of error)", self.name, message)
 
 
-def _copied(tree: DraftTree, keep_q: bool) -> DraftTree:
-    """The tree in arrays of its own; what a drafter still holds of it can change nothing."""
+def _copied(tree: DraftTree, keep_q: bool, copy_q: bool) -> DraftTree:
+    """The tree in arrays of its own; what a drafter still holds of it can change nothing.
+
+    The q of a drafter that is trusted need not be copied, nor one that is only looked at: it is large.
+    """
     tokens, parents = (_ints(array) for array in (tree.tokens, tree.parents))
     confidence = None if tree.confidence is None else np.array(tree.confidence, dtype=np.float32)
     q = tree.q if keep_q else None
     if q is not None:
         if not isinstance(q, torch.Tensor) or not q.is_floating_point():
             raise DrafterError(f"q must be a float32 tensor, got {q.dtype if isinstance(q, torch.Tensor) else type(q).__name__}")
-        q = q[:_MOST_NODES].detach().clone().float()
+        q = (q[:_MOST_NODES].detach().clone() if copy_q else q[:_MOST_NODES].detach()).float()
     if confidence is not None:
         confidence = confidence[:_MOST_NODES]
     return DraftTree(tokens, parents, confidence, q)

@@ -1,10 +1,16 @@
-"""Merges the trees of several drafters for one request."""
+"""Merges the trees of several drafters for one request.
+
+Under a rule that reads q a drawn node is never shared with another drafter's: which nodes coincide depends on what was
+drawn, and dropping one of them biases the output. It stands beside it, with a q of its own.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from specdec.tree import EMPTY, DraftTree
 
@@ -15,8 +21,8 @@ UNKNOWN_CONFIDENCE = 0.5
 def merge_trees(trees: Sequence[DraftTree], max_nodes: int) -> DraftTree:
     """One tree with the nodes of all, common prefixes shared; earlier trees get the node budget first.
 
-    A shared node keeps the confidence of the first tree that has it. `q` is dropped: the node of a merged tree was
-    not drawn from one drafter's distribution.
+    A shared node keeps the confidence of the first tree that has it. Trees with q share no nodes, and where there is one
+    the merged tree says of all its nodes what they were drawn from: those of trees without q, from their own token alone.
     """
     trees = [tree for tree in trees if len(tree)]
     if not trees:
@@ -27,15 +33,19 @@ def merge_trees(trees: Sequence[DraftTree], max_nodes: int) -> DraftTree:
     tokens: list[int] = []
     parents: list[int] = []
     confidence: list[float] = []
+    sources: list[tuple[DraftTree, int]] = []  # merged node -> where it came from
     for tree in trees:
         given = tree.confidence.tolist() if tree.confidence is not None else [UNKNOWN_CONFIDENCE] * len(tree)
         placed: list[int | None] = []  # node -> merged node; None where the budget was spent
-        for token, parent, chance in zip(tree.tokens.tolist(), tree.parents.tolist(), given, strict=True):
+        for own, (token, parent, chance) in enumerate(zip(tree.tokens.tolist(), tree.parents.tolist(), given, strict=True)):
             above = -1 if parent < 0 else placed[parent]
-            node = None if above is None else children.get((above, token))
+            node = children.get((above, token)) if above is not None and tree.q is None else None
             if node is None and above is not None and len(tokens) < max_nodes:
-                node = children[above, token] = len(tokens)
+                node = len(tokens)
+                if tree.q is None:
+                    children[above, token] = node
                 tokens.append(token)
+                sources.append((tree, own))
                 parents.append(above)
                 confidence.append(chance)
             placed.append(node)
@@ -44,7 +54,22 @@ def merge_trees(trees: Sequence[DraftTree], max_nodes: int) -> DraftTree:
         np.asarray(tokens, dtype=np.int32),
         np.asarray(parents, dtype=np.int32),
         np.asarray(confidence, dtype=np.float32) if known else None,
+        _merged_q(sources),
     )
+
+
+def _merged_q(sources: Sequence[tuple[DraftTree, int]]) -> Tensor | None:
+    """[n, vocabulary]: what each node was drawn from; None where no tree says."""
+    said = next((tree.q for tree, _ in sources if tree.q is not None), None)
+    if said is None:
+        return None
+    q = torch.zeros(len(sources), said.shape[1], dtype=said.dtype)
+    for node, (tree, own) in enumerate(sources):
+        if tree.q is None:
+            q[node, int(tree.tokens[own])] = 1
+        else:
+            q[node] = tree.q[own]
+    return q
 
 
 def shared_nodes(tree: DraftTree, own: DraftTree, path: Sequence[int]) -> tuple[int, int]:

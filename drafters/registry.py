@@ -41,10 +41,11 @@ class _BuiltIn:
 
 _BUILT_INS = {
     "ngram": _BuiltIn("specdec.drafters.ngram:NgramDrafter", "specdec.drafters.ngram:check_options"),
+    "grammar": _BuiltIn("specdec.drafters.grammar:GrammarDrafter", "specdec.drafters.grammar:check_options"),
     "prediction": _BuiltIn("specdec.drafters.prediction:PredictionDrafter", "specdec.drafters.prediction:check_options"),
     "model": _BuiltIn("specdec.drafters.draft_model:load_draft_model", "specdec.drafters.draft_model:check_options", loads_model=True),
 }
-LIGHT = frozenset({"ngram", "prediction"})
+LIGHT = frozenset({"ngram", "prediction", "grammar"})
 """Built-ins that load nothing, so that any request may ask for them."""
 
 _registered: dict[str, Factory] = {}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -20,6 +21,7 @@ from specdec.drafters.registry import LIGHT, check_part, create_drafter, is_regi
 from specdec.drafters.view import TokenView
 from specdec.errors import ConfigError, DrafterError, RequestError
 from specdec.plan import BatchPlan, DraftNeeds, Row, RowOutcome
+from specdec.request import Request
 from specdec.tree import EMPTY, DraftTree
 
 log = logging.getLogger(__name__)
@@ -35,6 +37,7 @@ class DrafterRouter:
     Args:
         context: what drafters are built with.
         default: the configured spec; its drafters are built now and kept.
+        wants_q: whether the verification rule of a request reads `DraftTree.q`.
 
     Attributes:
         draft_s: seconds of the last step by drafter, `observe` included.
@@ -44,8 +47,9 @@ class DrafterRouter:
         DrafterError: a drafter cannot be built.
     """
 
-    def __init__(self, context: DrafterContext, default: str) -> None:
+    def __init__(self, context: DrafterContext, default: str, wants_q: Callable[[Request], bool] = lambda _request: False) -> None:
         self._context = context
+        self._wants_q = wants_q
         self._lanes: dict[str, Lane] = {}
         self._specs: dict[str, tuple[Lane, ...]] = {}
         self._proposed: dict[tuple[str, str], DraftTree] = {}  # (lane, request) -> its own part of a merged tree
@@ -105,7 +109,7 @@ class DrafterRouter:
             for lane in lanes:
                 if not lane.failed:
                     limit = row.draft_limit if len(lanes) == 1 else min(row.draft_limit, lane.default_limit)
-                    batches.setdefault(lane, {})[index] = _draft_row(row, limit)
+                    batches.setdefault(lane, {})[index] = _draft_row(row, limit, self._wants_q(row.request))
         trees = {lane: self._propose_with(lane, batch) for lane, batch in batches.items()}
         return [self._tree_of(row, lanes, trees, index) for index, (row, lanes) in enumerate(zip(plan.rows, served, strict=True))]
 
@@ -170,7 +174,8 @@ class DrafterRouter:
     def _lane(self, part: DrafterSpec, keep: frozenset[str]) -> Lane:
         name = str(part)
         if name not in self._lanes:
-            drafter = create_drafter(part, self._context)
+            drafter = create_drafter(part, replace(self._context, sample=self._context.sample.named(name)))
+            _check_layers(name, drafter.needs, self._context)
             self._drop_idle(keep)
             self._lanes[name] = Lane(name, drafter, self._context.vocab_size, self._context.config.draft_timeout_s)
         return self._lanes[name]
@@ -207,11 +212,20 @@ class DrafterRouter:
         return result
 
 
+def _check_layers(name: str, needs: object, context: DrafterContext) -> None:
+    """Refuses layers that the target does not have: asking for one would fail in the middle of a step."""
+    layers = getattr(needs, "hidden_layers", ())
+    count = context.target.config.num_layers if context.target is not None else max((x for x in layers if type(x) is int), default=0) + 1
+    bad = [layer for layer in layers if type(layer) is not int or not 0 <= layer < count]
+    if bad:
+        raise DrafterError(f"drafter {name}: hidden_layers must be layer indices from 0 to {count - 1}, got {bad[0]!r}")
+
+
 def _drafts(row: Row) -> bool:
     return row.draft_limit > 0 and row.depth_limit > 0 and row.emits
 
 
-def _draft_row(row: Row, limit: int) -> DraftRow:
+def _draft_row(row: Row, limit: int, wants_q: bool) -> DraftRow:
     request = row.request
     return DraftRow(
         request_id=request.id,
@@ -222,4 +236,5 @@ def _draft_row(row: Row, limit: int) -> DraftRow:
         params=request.params,
         seed=request.seed,
         prediction=request.prediction,
+        wants_q=wants_q,
     )

@@ -16,7 +16,7 @@ from specdec.plan import BatchPlan, Event, Row, RowOutcome, StepCost
 from specdec.request import Request
 from specdec.scheduler.accounting import account
 from specdec.scheduler.queue import RequestQueue, order
-from specdec.tree import DraftTree
+from specdec.tree import DraftShape, DraftTree, Mask
 
 
 class Scheduler:
@@ -81,10 +81,16 @@ class Scheduler:
             )
         return BatchPlan(tuple(step.rows))
 
-    def trim(self, plan: BatchPlan, trees: Sequence[DraftTree]) -> tuple[BatchPlan, list[DraftTree]]:
-        """Keeps the nodes that pay. Without a cost model every node within the row's limits does."""
-        trimmed = [tree.limited(row.draft_limit, row.depth_limit) for row, tree in zip(plan.rows, trees, strict=True)]
-        return plan, trimmed
+    def trim(self, plan: BatchPlan, shapes: Sequence[DraftShape]) -> tuple[BatchPlan, list[Mask]]:
+        """Decides which nodes are verified: those that pay. Without a cost model every node within the row's limits does.
+
+        It is shown the shapes of the drafts and never their tokens, because under some verification rules the output's
+        law would change if it looked at them.
+
+        Returns:
+            The plan, and for each row bool [n]: the nodes to keep. A node whose parent goes, goes too.
+        """
+        return plan, [shape.within(row.draft_limit, row.depth_limit) for row, shape in zip(plan.rows, shapes, strict=True)]
 
     def finish(self, plan: BatchPlan, trees: Sequence[DraftTree], outcomes: Sequence[RowOutcome], cost: StepCost) -> list[Event]:
         """Books the step and tells what each request got out of it; ended requests stop running."""
@@ -97,7 +103,7 @@ class Scheduler:
             if outcome.finish_reason is not None:
                 request.finish_reason = outcome.finish_reason
                 self.running.remove(request)
-            if outcome.emitted or outcome.finish_reason is not None:
+            if outcome.emitted or outcome.prompt_logprobs or outcome.finish_reason is not None:
                 events.append(
                     Event(
                         request_id=request.id,
@@ -107,6 +113,8 @@ class Scheduler:
                         stats=request.stats,
                         finish_reason=outcome.finish_reason,
                         error=outcome.error,
+                        logprobs=outcome.logprobs,
+                        prompt_logprobs=outcome.prompt_logprobs,
                     )
                 )
         return events

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ import numpy as np
 import torch
 
 from specdec.backend.base import Backend
+from specdec.choices import bad_word_ids, check_ids, choice_params
 from specdec.config import EngineConfig
 from specdec.drafters.base import DraftKV
 from specdec.errors import RequestError
@@ -19,7 +21,7 @@ from specdec.memory import MemoryPlan
 from specdec.output import OutputProcessor
 from specdec.pack import PackRow
 from specdec.plan import BatchPlan, Event, RowOutcome
-from specdec.request import Request, SamplingParams
+from specdec.request import Constraint, Request, SamplingParams
 from specdec.runner import ForwardOutput, ModelRunner
 from specdec.scheduler.admission import check_prompt, check_queue
 from specdec.scheduler.scheduler import Scheduler
@@ -27,6 +29,7 @@ from specdec.seeds import choice_seed, derive_seed
 from specdec.step_clock import StepClock
 from specdec.tree import DraftTree
 from specdec.verifier import create_verifier
+from specdec.verifier.constraints import Constraints, GrammarCompiler
 from specdec.verifier.sampling import NoiseSampler
 
 if TYPE_CHECKING:
@@ -59,7 +62,15 @@ class Engine:
         )
         self.kv.register("target", storage)
         self.target = ModelRunner(target.model, backend, storage)
-        self.verifier = create_verifier(config.verify_rule, backend)
+        compiler = GrammarCompiler(
+            target.tokenizer,
+            self.vocab_size,
+            target.eos_token_ids,
+            max_bytes=config.grammar_max_bytes,
+            timeout_s=config.grammar_timeout_s,
+        )
+        self.constraints = Constraints(compiler)
+        self.verifier = create_verifier(config.verify_rule, backend, transforms=(self.constraints,))
         context = DrafterContext(
             config=config,
             backend=backend,
@@ -70,9 +81,10 @@ class Engine:
             create_kv=self._create_kv,
             tokenizer_fingerprint=tokenizer_fingerprint(target.tokenizer),
             target=target,
+            forced=self.constraints.forced,
         )
-        self.drafters = DrafterRouter(context, config.drafter)
-        self.outputs = OutputProcessor(target.tokenizer)
+        self.drafters = DrafterRouter(context, config.drafter, self.verifier.reads_q)
+        self.outputs = OutputProcessor(target.tokenizer, self.constraints.push)
         self.scheduler = Scheduler(config, self.kv, self.drafters.default_limit, self.drafters.forget, backend.clock)
         self._numbers = itertools.count()
         self._news: list[Event] = []
@@ -111,7 +123,8 @@ class Engine:
 
         Args:
             prompt_ids: at least one token id.
-            params: sampling parameters; `n` choices become n requests that share the prompt's KV.
+            params: sampling parameters; its choices become requests that share the prompt's KV. With
+                `best_of` all of those are told, with logprobs, and picking the best is the caller's.
             request_id: name of the request; a number if not given. Choice i of several is named `{request_id}-{i}`.
             drafter: drafter spec; None takes the configured one.
             prediction: predicted output ids, for the `prediction` drafter.
@@ -127,41 +140,60 @@ class Engine:
         """
         prompt = [int(token) for token in prompt_ids]
         check_prompt(len(prompt), self.max_model_len)
-        for tokens, param in ((prompt, "prompt"), (prediction, "prediction"), (params.stop_token_ids, "stop_token_ids")):
+        for tokens, param in ((prompt, "prompt"), (prediction, "prediction")):
             bad = next((token for token in tokens if not 0 <= token < self.vocab_size), None)
             if bad is not None:
                 raise RequestError(f"{param} holds token id {bad}, but ids must lie in [0, {self.vocab_size})", param=param)
+        if params.constraint is not None:
+            self.compile(params.constraint)
+        bad_words = bad_word_ids(params.bad_words, self.tokenizer)
+        check_ids(params, bad_words, self.vocab_size)
         if params.stop and self.tokenizer is None:
             raise RequestError("stop strings need a tokenizer, and this model has none: use stop_token_ids", param="stop")
-        check_queue(len(self.scheduler.waiting), params.n, self.config.max_queue)
+        check_queue(len(self.scheduler.waiting), params.num_choices, self.config.max_queue)
         spec = self.config.drafter if drafter is None else drafter
         self.drafters.check(spec)
         number = next(self._numbers)
         seed = derive_seed(self.config.seed, number) if params.seed is None else params.seed
         name = request_id if request_id is not None else f"request-{number}"
-        ids = [name] if params.n == 1 else [f"{name}-{choice}" for choice in range(params.n)]
+        ids = [name] if params.num_choices == 1 else [f"{name}-{choice}" for choice in range(params.num_choices)]
         taken = next((choice_id for choice_id in ids if self.outputs.holds(choice_id)), None)
         if taken is not None:
             raise RequestError(f"request id {taken!r} is in use: choose another", param="request_id")
         length = self.max_model_len if params.max_tokens is None else min(len(prompt) + params.max_tokens, self.max_model_len)
-        for choice, choice_id in enumerate(ids):
+        for choice, (choice_id, own) in enumerate(zip(ids, choice_params(params), strict=True)):
             request = Request(
                 id=choice_id,
                 tokens=list(prompt),
                 num_prompt=len(prompt),
-                params=params,
+                params=own,
                 seed=choice_seed(seed, choice),
                 max_length=length,
                 drafter=spec,
                 eos_token_ids=frozenset() if params.ignore_eos else self._eos_token_ids,
                 prediction=tuple(prediction),
+                bad_words=bad_words,
                 priority=priority,
                 parent=ids[0] if choice else None,
                 arrival_s=self._backend.clock(),
             )
+            self.constraints.add(request)
             self.outputs.add(request)
             self.scheduler.add(request)
         return ids
+
+    def compile(self, constraint: Constraint) -> None:
+        """Compiles a constraint ahead, so that `add` finds it and no step waits. May be called from any thread.
+
+        Raises:
+            RequestError: it is invalid or too costly, or this model cannot be constrained.
+        """
+        self.constraints.compile(constraint)
+
+    def prepare_constraints(self) -> None:
+        """Builds what every constraint needs, so that the first one does not wait for it; nothing where there can be none."""
+        with contextlib.suppress(RequestError):
+            self.constraints.prepare()
 
     def abort(self, request_id: str) -> None:
         """Ends a request at any point; its last event comes with the next step. Unknown ids are ignored: it may have ended."""
@@ -196,7 +228,8 @@ class Engine:
         clock.mark("host")
         trees = self.drafters.propose(plan)
         clock.mark("draft")
-        plan, trees = self.scheduler.trim(plan, trees)
+        plan, kept = self.scheduler.trim(plan, self.verifier.shapes(plan, trees))
+        trees = [tree.select(keep) for tree, keep in zip(trees, kept, strict=True)]
         output = self.target.forward(self._rows(plan, trees), self.drafters.needs.hidden_layers)
         clock.mark("verify")
         accepted = self.verifier.accept(plan, trees, output.logits)
@@ -249,6 +282,7 @@ class Engine:
         self.kv.release(request)
         self.drafters.forget(request.id)
         self.outputs.forget(request.id)
+        self.constraints.forget(request.id)
 
     def _create_kv(self, name: str, layers: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> DraftKV:
         pages, size = self.memory.num_pages, self.config.page_size
@@ -279,6 +313,7 @@ class Engine:
                 "evictions": stats.evictions,
             },
             "drafters": self.drafters.status(),
+            "verifier": self.verifier.status(),
         }
 
     def close(self) -> None:

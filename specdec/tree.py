@@ -6,6 +6,7 @@ A tree hangs off the request's last committed token, its root, which is not a no
              └── c               parents = [-1, 0, 0, 1]     (-1 is the root)
 
 Parents come before children, so a prefix of the node list is a tree again. A chain is `arange(n) - 1`.
+`DraftShape` is what a scheduler may know of a tree.
 """
 
 from __future__ import annotations
@@ -21,6 +22,44 @@ from specdec.errors import DrafterError
 
 Ints = NDArray[np.int32]
 Floats = NDArray[np.float32]
+Mask = NDArray[np.bool_]
+
+
+def _depths(parents: Ints) -> Ints:
+    depths = np.ones(len(parents), dtype=np.int32)
+    for node, parent in enumerate(parents.tolist()):
+        if parent >= 0:
+            depths[node] = depths[parent] + 1
+    return depths
+
+
+@dataclass(frozen=True, eq=False)
+class DraftShape:
+    """What a draft looks like, without its tokens: all that may decide how much of it is verified.
+
+    Attributes:
+        parents: int32 [n], as in `DraftTree`.
+        confidence: float32 [n]; None where the drafter gives none, and where the verification rule forbids to look at
+            anything that was computed from sampled tokens.
+    """
+
+    parents: Ints
+    confidence: Floats | None = None
+
+    def __len__(self) -> int:
+        return len(self.parents)
+
+    def depths(self) -> Ints:
+        """int32 [n]: edges from the root to each node, so 1 for a child of the root."""
+        return _depths(self.parents)
+
+    def within(self, max_nodes: int, max_depth: int) -> Mask:
+        """bool [n]: the first `max_nodes` nodes that lie no deeper than `max_depth`."""
+        if len(self) <= min(max_nodes, max_depth):
+            return np.ones(len(self), dtype=np.bool_)
+        keep = self.depths() <= max_depth
+        keep &= np.cumsum(keep) <= max_nodes
+        return keep
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,11 +115,11 @@ class DraftTree:
 
     def depths(self) -> Ints:
         """int32 [n]: edges from the root to each node, so 1 for a child of the root."""
-        depths = np.ones(len(self), dtype=np.int32)
-        for node, parent in enumerate(self.parents.tolist()):
-            if parent >= 0:
-                depths[node] = depths[parent] + 1
-        return depths
+        return _depths(self.parents)
+
+    def shape(self, blind: bool = False) -> DraftShape:
+        """Its shape; without confidences if `blind`."""
+        return DraftShape(self.parents, None if blind else self.confidence)
 
     def is_chain(self) -> bool:
         """Whether every node is the only child of the one before it."""
@@ -99,8 +138,10 @@ class DraftTree:
         inner = set(self.parents.tolist())
         return [self.tokens[self.path(leaf)].tolist() for leaf in range(len(self)) if leaf not in inner]
 
-    def select(self, keep: NDArray[np.bool_]) -> DraftTree:
+    def select(self, keep: Mask) -> DraftTree:
         """The nodes where `keep` (bool [n]) is true and all of whose ancestors are kept, renumbered."""
+        if keep.all():
+            return self
         kept = keep.copy()
         for node, parent in enumerate(self.parents.tolist()):
             if parent >= 0:
@@ -118,11 +159,7 @@ class DraftTree:
         """The first `max_nodes` nodes that lie no deeper than `max_depth`."""
         if max_nodes <= 0 or max_depth <= 0:
             return EMPTY
-        if len(self) <= max_nodes and len(self) <= max_depth:
-            return self
-        keep = self.depths() <= max_depth
-        keep &= np.cumsum(keep) <= max_nodes
-        return self.select(keep)
+        return self.select(self.shape().within(max_nodes, max_depth))
 
     def validate(self, vocab_size: int) -> None:
         """Raises DrafterError unless ids lie in the vocabulary, parents come first and numbers are finite."""

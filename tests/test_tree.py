@@ -78,3 +78,18 @@ def test_select_keeps_a_node_only_with_its_ancestors(tree: DraftTree, data: st.D
 def test_a_bad_tree_is_refused_with_the_reason(tree: DraftTree, message: str) -> None:
     with pytest.raises(DrafterError, match=message):
         tree.validate(vocab_size=5)
+
+
+def test_a_shape_has_no_tokens_and_no_confidences_where_it_is_blind() -> None:
+    tree = DraftTree(np.array([5, 6, 7]), np.array([-1, 0, -1]), np.array([0.5, 0.5, 0.9], dtype=np.float32))
+    assert set(vars(tree.shape())) == {"parents", "confidence"}
+    assert tree.shape().confidence is tree.confidence and tree.shape(blind=True).confidence is None
+    assert tree.shape(blind=True).depths().tolist() == tree.depths().tolist() == [1, 2, 1]
+
+
+def test_a_shape_says_which_nodes_lie_within_limits() -> None:
+    shape = DraftTree.from_paths([[1, 2, 3], [4]]).shape()
+    assert shape.within(9, 9).all()
+    assert shape.within(9, 2).tolist() == [True, True, False, True]
+    assert shape.within(2, 1).tolist() == [True, False, False, True]
+    assert not shape.within(0, 5).any() and not shape.within(5, 0).any()

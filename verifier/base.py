@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from specdec.request import Request
@@ -61,26 +62,47 @@ class Decision:
 
 
 class StepLogits:
-    """The logits of a step: raw as the model gave them, and as the transforms leave them. Copied on the first edit only.
+    """The logits of a step: as the model gave them, then as the transforms leave them, in the same memory.
+
+    Args:
+        logits: float32 [R, vocabulary]; belongs to the step from now on.
+        keep: logit rows whose raw values are asked for later; they are copied before the first edit, the others never.
 
     Attributes:
-        raw: float32 [R, vocabulary], read only.
+        errors: plan row -> why its next token cannot be chosen; see `fail`.
     """
 
-    def __init__(self, raw: Tensor) -> None:
-        self.raw = raw
-        self._edited: Tensor | None = None
+    def __init__(self, logits: Tensor, keep: Sequence[int] = ()) -> None:
+        self._logits = logits
+        self._keep = keep
+        self._kept: dict[int, Tensor] | None = None
+        self.errors: dict[int, str] = {}
 
     @property
     def current(self) -> Tensor:
         """float32 [R, vocabulary], read only."""
-        return self.raw if self._edited is None else self._edited
+        return self._logits
 
     def edit(self) -> Tensor:
         """float32 [R, vocabulary], to be changed in place."""
-        if self._edited is None:
-            self._edited = self.raw.clone()
-        return self._edited
+        if self._kept is None:
+            self._kept = dict(zip(self._keep, self._logits[list(self._keep)], strict=True)) if self._keep else {}
+        return self._logits
+
+    def raw(self, rows: Sequence[int]) -> Tensor:
+        """float32 [len(rows), vocabulary] as the model gave them; rows outside `keep` only where no transform edits."""
+        kept = self._kept or {}
+        return torch.stack([kept.get(row, self._logits[row]) for row in rows])
+
+    def fail(self, row: RowNodes, node: int, reason: str) -> None:
+        """No token can be chosen after node `node` of a row (-1: the root), for a reason that is the request's own.
+
+        The request fails when that node is the root, as it would without drafts; at a draft node nothing more is
+        chosen, and the step ends before it.
+        """
+        self.edit()[row.start + 1 + node] = torch.nan
+        if node < 0:
+            self.errors[row.index] = reason
 
 
 class Transform(Protocol):
@@ -96,12 +118,14 @@ class Rule(Protocol):
 
     Attributes:
         blind: the number of nodes verified may not depend on the sampled tokens themselves (ALGORITHMS: the
-            non-anticipation rule). The scheduler then sees only the shape of a draft.
+            non-anticipation rule). Whoever budgets then sees only the shape of a draft.
         reads_q: the rule reads `DraftTree.q`; drafters that sample must then draw from the draft noise stream and say q.
+        bad_q: proposals met so far that were no distribution; each counted as its token for certain, which is exact too.
     """
 
     blind: bool
     reads_q: bool
+    bad_q: int
 
     def decide(self, rows: Sequence[RowNodes], logits: Tensor) -> list[Decision]:
         """

@@ -23,6 +23,7 @@ class CoupledRule:
 
     blind = False
     reads_q = False
+    bad_q = 0
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol
+from zlib import crc32
 
 import torch
 from torch import Tensor
 
 from specdec.backend.base import Backend, ChoiceBatch
+from specdec.kernels.cpu_ops import filter_logits
 from specdec.request import SamplingParams
 
 
@@ -42,18 +45,105 @@ def choice_batch(choosers: Sequence[Chooser], positions: Sequence[int], repeats:
         top_k=column([p.top_k for p in params], torch.int64),
         top_p=column([p.top_p for p in params], torch.float32),
         min_p=column([p.min_p for p in params], torch.float32),
+        typical_p=column([p.typical_p for p in params], torch.float32) if any(p.typical_p < 1 for p in params) else None,
     )
 
 
-class NoiseSampler:
-    """Chooses for a drafter as the target will: same noise, same parameters. Implements `drafters.base.Sample`."""
+class Drafting(Chooser, Protocol):
+    """A drafter's view of a request."""
 
-    def __init__(self, backend: Backend) -> None:
+    @property
+    def tokens(self) -> Sequence[int]: ...
+    @property
+    def wants_q(self) -> bool: ...
+
+
+def filters(params: SamplingParams) -> bool:
+    """Whether a request excludes tokens by their rank or probability."""
+    return params.top_k > 0 or params.top_p < 1 or params.min_p > 0 or params.typical_p < 1
+
+
+def filtered(logits: Tensor, choice: ChoiceBatch) -> Tensor:
+    """float32 [R, vocabulary]: `logits` with -inf at what the filters exclude; the tensor itself where none does."""
+    return filter_logits(logits, choice.temperature, choice.top_k, choice.top_p, choice.min_p, choice.typical_p)
+
+
+def probabilities(logits: Tensor, choice: ChoiceBatch) -> Tensor:
+    """float32 [R, vocabulary]: what `Backend.choose` draws from, in a new tensor. Rows must have a temperature above 0."""
+    kept = filtered(logits, choice)
+    return torch.softmax((kept - kept.amax(1, keepdim=True)) / choice.temperature.clamp(min=1e-30)[:, None], dim=-1)
+
+
+DRAFT_STREAM = 3
+"""Noise of drafts under rules that read q; see `specdec.verifier.coins`."""
+_NODE_BITS = 12  # the longest tree that is looked at has 4096 nodes
+
+
+class NoiseSampler:
+    """Chooses for a drafter as the target will: same noise, same parameters. Implements `drafters.base.Sample`.
+
+    Args:
+        backend: where the target runs.
+        name: of the drafter. Under rules that read q, drafters of different names draw independently.
+    """
+
+    def __init__(self, backend: Backend, name: str = "") -> None:
         self._backend = backend
+        self._stripe = crc32(name.encode()) >> _NODE_BITS << _NODE_BITS
+
+    def named(self, name: str) -> NoiseSampler:
+        return NoiseSampler(self._backend, name)
 
     def __call__(self, logits: Tensor, rows: Sequence[Chooser], positions: Sequence[int]) -> list[int]:
         chosen: list[int] = self._backend.choose(logits, choice_batch(rows, positions, [1] * len(rows))).tolist()
         return chosen
+
+    def draw(
+        self, logits: Tensor, rows: Sequence[Drafting], positions: Sequence[int], nodes: Sequence[int], width: int = 1
+    ) -> list[list[tuple[int, Tensor | None]]]:
+        weighed = [index for index, row in enumerate(rows) if row.wants_q and not row.params.greedy]
+        coupled = [index for index in range(len(rows)) if index not in set(weighed)]
+        drawn: dict[int, list[tuple[int, Tensor | None]]] = {}
+        if coupled:
+            choice = choice_batch([rows[i] for i in coupled], [positions[i] for i in coupled], [1] * len(coupled))
+            own = logits if width == 1 and not weighed else logits[coupled]
+            drawn.update(zip(coupled, self._race(own, choice, width, say_q=False), strict=True))
+        if weighed:
+            places = [self._stripe + nodes[i] + 1 for i in weighed]
+            choice = choice_batch([rows[i] for i in weighed], places, [1] * len(weighed))
+            salts = torch.tensor([len(rows[i].tokens) for i in weighed], dtype=torch.int64)
+            choice = replace(choice, stream=DRAFT_STREAM, salts=salts)
+            drawn.update(zip(weighed, self._race(logits[weighed], choice, width, say_q=True), strict=True))
+        return [drawn[index] for index in range(len(rows))]
+
+    def _race(self, logits: Tensor, choice: ChoiceBatch, width: int, say_q: bool) -> list[list[tuple[int, Tensor | None]]]:
+        """For each row the first `width` tokens of the noise race; fewer where fewer have a chance.
+
+        Args:
+            logits: float32 [R, vocabulary], changed if `width` is above 1.
+            choice: per-row parameters and the noise.
+            width: tokens per row.
+            say_q: give the distribution that each was drawn from, those before it being gone.
+        """
+        if width > 1 or say_q:
+            logits, choice = filtered(logits, choice), _unfiltered(choice)
+        won: list[list[tuple[int, Tensor | None]]] = [[] for _ in logits]
+        for place in range(width):
+            if place:
+                for row, drawn in enumerate(won):
+                    if drawn:
+                        logits[row, drawn[-1][0]] = -torch.inf
+            chosen: list[int] = self._backend.choose(logits, choice).tolist()
+            q = probabilities(logits, choice) if say_q else [None] * len(chosen)
+            for row, token in enumerate(chosen):
+                if token >= 0:
+                    won[row].append((token, q[row]))
+        return won
+
+
+def _unfiltered(choice: ChoiceBatch) -> ChoiceBatch:
+    neutral = torch.zeros_like(choice.min_p)
+    return replace(choice, top_k=torch.zeros_like(choice.top_k), top_p=neutral + 1, min_p=neutral, typical_p=None)
 
 
 def _signed(seed: int) -> int:

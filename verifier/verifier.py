@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from specdec.plan import Accepted, BatchPlan
-from specdec.tree import DraftTree
+from specdec.request import Request
+from specdec.tree import DraftShape, DraftTree
 from specdec.verifier.base import Decision, RowNodes, Rule, StepLogits, Transform
+from specdec.verifier.logprobs import emitted_logprobs, prompt_logprobs, wanted_rows
 
 NO_TOKEN = "the model's logits hold NaN or no finite value, so no token can be chosen"
+ALL_BANNED = "the request's parameters or its constraint leave no token that can be chosen"
 
 
 class Verifier:
@@ -36,20 +42,45 @@ class Verifier:
             logits: float32 [R, vocabulary]: of each row's last `row.num_logits` tokens; the root and the nodes come last.
 
         Returns:
-            The accepted paths and next tokens. A row whose logits hold no finite value has an entry in `errors`.
+            The accepted paths and next tokens. A row for which no token can be chosen has an entry in `errors`.
         """
+        scored = prompt_logprobs(plan, trees, logits)
         rows = emitting_rows(plan, trees)
-        step = StepLogits(logits)
+        step = StepLogits(logits, keep=wanted_rows(rows))
         for transform in self._transforms:
             transform.apply(rows, step)
         decisions: dict[int, Decision] = {}
-        for name in dict.fromkeys(self._rule_of(row) for row in rows):
-            own = [row for row in rows if self._rule_of(row) == name]
-            decisions.update(zip((row.index for row in own), self._rules[name].decide(own, step.current), strict=True))
-        return _accepted(len(plan.rows), decisions)
+        sound = [row for row in rows if row.index not in step.errors]
+        for name in dict.fromkeys(self._rule_of(row.request) for row in sound):
+            own = [row for row in sound if self._rule_of(row.request) == name]
+            for row, decision in zip(own, self._rules[name].decide(own, step.current), strict=True):
+                decisions[row.index] = _settled(decision, row.tree)
+        errors = {row.index: _reason(row, logits) for row in sound if decisions[row.index].token < 0}
+        return replace(
+            _accepted(len(plan.rows), decisions),
+            errors={**step.errors, **errors},
+            logprobs=emitted_logprobs(sound, decisions, step),
+            prompt_logprobs=scored,
+        )
 
-    def _rule_of(self, row: RowNodes) -> str:
-        return row.request.params.verify_rule or self._default
+    def reads_q(self, request: Request) -> bool:
+        """Whether drafts of a request should say what they were drawn from. Greedy requests draw nothing."""
+        return self._rules[self._rule_of(request)].reads_q and not request.params.greedy
+
+    def shapes(self, plan: BatchPlan, trees: Sequence[DraftTree]) -> list[DraftShape]:
+        """What may decide how much of each row's draft is verified: no tokens, and under a blind rule no confidences."""
+        return [
+            tree.shape(blind=self._rules[self._rule_of(row.request)].blind and not row.request.params.greedy)
+            for row, tree in zip(plan.rows, trees, strict=True)
+        ]
+
+    def status(self) -> dict[str, Any]:
+        """JSON values: the default rule, and per rule how many proposals were no distribution."""
+        bad_q = {name: rule.bad_q for name, rule in self._rules.items() if rule.reads_q}
+        return {"rule": self._default, "bad_q": bad_q}
+
+    def _rule_of(self, request: Request) -> str:
+        return request.params.verify_rule or self._default
 
 
 def emitting_rows(plan: BatchPlan, trees: Sequence[DraftTree]) -> list[RowNodes]:
@@ -63,6 +94,21 @@ def emitting_rows(plan: BatchPlan, trees: Sequence[DraftTree]) -> list[RowNodes]
     return rows
 
 
+def _settled(decision: Decision, tree: DraftTree) -> Decision:
+    """Where no token can be chosen after an accepted node, that node's token is the last one of the step.
+
+    The next step then begins at the node, and fails there: one step later, and as a run without drafts does.
+    """
+    if decision.token >= 0 or not decision.path:
+        return decision
+    return Decision(decision.path[:-1], int(tree.tokens[decision.path[-1]]))
+
+
+def _reason(row: RowNodes, logits: Tensor) -> str:
+    """Why no token can be chosen at the root: bans leave -inf behind, all else is the model's."""
+    return ALL_BANNED if bool((logits[row.start] == -torch.inf).all()) else NO_TOKEN
+
+
 def _accepted(num_rows: int, decisions: Mapping[int, Decision]) -> Accepted:
     counts = np.zeros(num_rows, dtype=np.int32)
     next_tokens = np.full(num_rows, -1, dtype=np.int32)
@@ -71,5 +117,4 @@ def _accepted(num_rows: int, decisions: Mapping[int, Decision]) -> Accepted:
     nodes = np.full((num_rows, counts.max(initial=0)), -1, dtype=np.int32)
     for index, decision in decisions.items():
         nodes[index, : counts[index]] = decision.path
-    errors = {index: NO_TOKEN for index, decision in decisions.items() if decision.token < 0}
-    return Accepted(nodes, counts, next_tokens, errors)
+    return Accepted(nodes, counts, next_tokens)

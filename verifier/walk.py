@@ -7,6 +7,14 @@ from collections.abc import Sequence
 from specdec.tree import DraftTree
 
 
+def children_of(tree: DraftTree) -> dict[int, list[int]]:
+    """Node -> its children in node order, -1 for the root; leaves have no entry."""
+    children: dict[int, list[int]] = {}
+    for node, parent in enumerate(tree.parents.tolist()):
+        children.setdefault(parent, []).append(node)
+    return children
+
+
 def walk(tree: DraftTree, chosen: Sequence[int]) -> tuple[list[int], int]:
     """Follows the chosen tokens through a tree.
 

@@ -27,10 +27,11 @@ def make_row(
     params: SamplingParams = GREEDY,
     seed: int = 0,
     prediction: Sequence[int] = (),
+    wants_q: bool = False,
 ) -> DraftRow:
     """A row as the engine would hand it out; `depth` is `limit` and all tokens are prompt where nothing else is said."""
     prompt = len(tokens) if num_prompt is None else num_prompt
-    return DraftRow(request_id, tokens, prompt, limit, limit if depth is None else depth, params, seed, tuple(prediction))
+    return DraftRow(request_id, tokens, prompt, limit, limit if depth is None else depth, params, seed, tuple(prediction), wants_q)
 
 
 def make_context(

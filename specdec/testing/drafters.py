@@ -7,6 +7,7 @@ one to an engine like any drafter: `LLM(model, drafter=Oracle({prompt: ids}))`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor
 from specdec.drafters.base import Drafter, DrafterContext, DraftRow
 from specdec.errors import DrafterError
 from specdec.plan import DraftNeeds
+from specdec.request import SamplingParams
 from specdec.tree import EMPTY, DraftTree
 
 References = Mapping[tuple[int, ...], Sequence[int]] | Callable[[DraftRow], Sequence[int]]
@@ -175,8 +177,8 @@ class Table(Drafter):
         for level in range(max((self._levels(row) for row in rows), default=0)):
             live = [index for index, row in enumerate(rows) if level < self._levels(row)]
             q = self._q.repeat(len(live), 1)
-            for _ in range(self._width):
-                tokens = self._draw(q, [rows[index] for index in live], level)
+            for place in range(self._width):
+                tokens = self._draw(q, [rows[index] for index in live], level, [parents[index] for index in live], place)
                 for place, (index, token) in enumerate(zip(live, tokens, strict=True)):
                     drawn[index].append((token, parents[index], q[place]))
                 q = q.clone()
@@ -189,10 +191,13 @@ class Table(Drafter):
     def _levels(self, row: DraftRow) -> int:
         return min(row.limit // self._width, row.depth)
 
-    def _draw(self, q: Tensor, rows: Sequence[DraftRow], level: int) -> list[int]:
+    def _draw(self, q: Tensor, rows: Sequence[DraftRow], level: int, nodes: Sequence[int], place: int) -> list[int]:
         positions = [len(row.tokens) + level for row in rows]
         if not self._independent:
-            return self._context.sample(q.log(), rows, positions)
+            # filters and temperature are the target's business: q is what it is
+            plain = [replace(row, params=SamplingParams(temperature=1.0)) for row in rows]
+            own = self._context.sample.named(f"table {place}")
+            return [children[0][0] for children in own.draw(q.log(), plain, positions, nodes)]
         tokens = []
         for chances, row, position in zip(q.double().numpy(), rows, positions, strict=True):
             random = np.random.default_rng([row.seed % 2**63, position, int((chances > 0).sum())])

@@ -12,7 +12,7 @@ from specdec.errors import ConfigError, DrafterError
 from specdec.models import load_model
 from specdec.pack import PackRow
 from specdec.request import SamplingParams
-from specdec.runner import ModelRunner
+from specdec.runner import ForwardOutput, ModelRunner
 from specdec.testing import ScratchKV, make_context, make_row, tiny_prompt, write_const_checkpoint, write_tiny_checkpoint
 from specdec.tree import DraftTree
 
@@ -53,6 +53,19 @@ class Counting:
     def forward(self, rows):
         self.forwards.append([len(row.tokens) for row in rows])
         return self._runner.forward(rows)
+
+
+class FirstRowIsNaN:
+    """Wraps a runner whose first logit row is broken."""
+
+    def __init__(self, runner):
+        self._runner = runner
+
+    def forward(self, rows):
+        output = self._runner.forward(rows)
+        logits = output.logits.clone()
+        logits[0] = torch.nan
+        return ForwardOutput(logits, output.hidden)
 
 
 def drafter_of(tiny, depth=4, counting=False, **context):
@@ -160,12 +173,10 @@ def test_padded_vocabularies_work_on_either_side(tmp_path, draft_size, target_si
 
 def test_logits_that_allow_no_token_end_that_draft_only(tiny):
     drafter = drafter_of(tiny)
-    real = drafter._context.sample
-    context = make_context()
-    object.__setattr__(context, "sample", lambda logits, rows, positions: [-1, *real(logits[1:], rows[1:], positions[1:])])
-    drafter._context = context
-    rows = [make_row(tiny_prompt(4), request_id="a", limit=1), make_row(tiny_prompt(5), request_id="b", limit=1)]
-    assert [len(tree) for tree in drafter.propose(rows)] == [0, 1]
+    drafter._runner = FirstRowIsNaN(drafter._runner)
+    for params in (SamplingParams(temperature=0), SAMPLED):
+        rows = [make_row(tiny_prompt(4), request_id=a, limit=1, params=params) for a in "ab"]
+        assert [len(tree) for tree in drafter.propose(rows)] == [0, 1]
 
 
 def test_another_tokenizer_is_refused(tiny):

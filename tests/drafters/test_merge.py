@@ -1,6 +1,7 @@
 """Trees of several drafters for one request."""
 
 import numpy as np
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -47,3 +48,18 @@ def test_shared_nodes_counts_what_each_brought():
     assert shared_nodes(merged, own, path) == (2, 1)
     assert shared_nodes(merged, other, path) == (3, 3)
     assert shared_nodes(merged, EMPTY, path) == (0, 0)
+
+
+def test_drawn_nodes_are_shared_with_nobody_and_every_node_says_what_it_was_drawn_from():
+    q = torch.tensor([[0.2, 0.3, 0.5], [0.1, 0.2, 0.7]])
+    drawn = DraftTree.chain([1, 2], q=q)
+    fixed = [DraftTree.chain([1, 0]), DraftTree.chain([1, 2])]
+    merged = merge_trees([fixed[0], drawn, fixed[1]], 8)
+    merged.validate(3)
+    assert merged.tokens.tolist() == [1, 0, 1, 2, 2] and merged.parents.tolist() == [-1, 0, -1, 2, 0]
+    certain = torch.eye(3)
+    assert torch.equal(merged.q, torch.stack([certain[1], certain[0], q[0], q[1], certain[2]]))
+    other = DraftTree.chain([1], q=q[:1])
+    assert merge_trees([drawn, other], 8).tokens.tolist() == [1, 2, 1]
+    assert merge_trees([drawn, other], 2) == drawn
+    assert merge_trees(fixed, 8).q is None

@@ -1,5 +1,6 @@
 """The router with well-behaved and hostile drafters. Whatever they do, every row gets a valid tree, maybe empty."""
 
+import itertools
 import logging
 import sys
 import threading
@@ -31,10 +32,10 @@ def names():
     registry._registered.update(before)
 
 
-def router_of(*drafters, default=None, timeout_s=5.0):
+def router_of(*drafters, default=None, timeout_s=5.0, wants_q=False):
     specs = [item if isinstance(item, str) else registry.register_instance(item) for item in drafters]
     context = make_context(VOCAB, config=EngineConfig(draft_timeout_s=timeout_s))
-    return DrafterRouter(context, default or "+".join(specs)), specs
+    return DrafterRouter(context, default or "+".join(specs), lambda request: wants_q), specs
 
 
 def row(drafter, limit=4, depth=4, tokens=(1, 2, 3, 1, 2), name="r", prediction=()):
@@ -205,11 +206,11 @@ def test_trees_are_copies_in_int32():
     assert got.tokens.tolist() == [1, 2, 3] and got.tokens.dtype == got.parents.dtype == np.int32
 
 
-def test_q_passes_only_where_it_is_declared_and_right():
+def test_q_passes_only_where_it_is_wanted_declared_and_right():
     q = torch.full((1, VOCAB), 1 / VOCAB)
     with_q = [DraftTree.chain([1], q=q)]
-    for needs, expected in ((DraftNeeds(q=True), True), (DraftNeeds(), False)):
-        router, (spec,) = router_of(Answers(with_q, needs))
+    for needs, wanted, expected in ((DraftNeeds(q=True), True, True), (DraftNeeds(), True, False), (DraftNeeds(q=True), False, False)):
+        router, (spec,) = router_of(Answers(with_q, needs), wants_q=wanted)
         (got,) = propose(router, row(spec))
         assert (got.q is not None) == expected and got.q is not q
     for wrong in (q[:, :3], [[0.5]], q.to(torch.int64)):
@@ -381,3 +382,37 @@ def test_ctrl_c_in_a_built_in_drafter_is_the_users(monkeypatch):
     monkeypatch.setattr("specdec.drafters.ngram.NgramDrafter.propose", lambda *_: raising(KeyboardInterrupt())(None))
     with pytest.raises(KeyboardInterrupt):
         propose(router, row("ngram"))
+
+
+@pytest.mark.parametrize("layers", [(-1,), ("0",), (True,)])
+def test_a_drafter_that_asks_for_layers_that_do_not_exist_is_refused_when_it_is_built(layers):
+    class Asking(Drafter):
+        needs = DraftNeeds(hidden_layers=layers)
+
+        def propose(self, rows):
+            return [EMPTY] * len(rows)
+
+    with pytest.raises(DrafterError, match="hidden_layers"):
+        router_of(Asking())
+
+
+def test_an_endless_draft_is_cut():
+    router, (name,) = router_of(lambda tokens, limit: itertools.cycle(tokens))
+    (tree,) = router.propose(BatchPlan((row(name),)))
+    assert tree.tokens.tolist() == [1, 2, 3, 1]
+    router.close()
+
+
+def test_a_list_that_exits_when_it_is_read_is_an_error_of_the_drafter():
+    class Liar(list):
+        def __iter__(self):
+            raise SystemExit(3)
+
+    class Lying(Drafter):
+        def propose(self, rows):
+            return Liar([EMPTY] * len(rows))
+
+    router, (name,) = router_of(Lying())
+    assert router.propose(BatchPlan((row(name),))) == [EMPTY]
+    assert sum(router.errors[name].values()) == 1
+    router.close()
