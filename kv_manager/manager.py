@@ -321,7 +321,12 @@ class KVManager:
         return self._cache.match(chain.first(tokens, count)[:count])
 
     def _find(self, request: Request) -> _Found:
-        """What a request without a table can share: with its sibling, or out of the prefix cache."""
+        """What a request without a table can share: with its sibling, or out of the prefix cache.
+
+        Nothing while it wants prompt tokens scored: their logits come with a forward of the tokens before them.
+        """
+        if request.params.prompt_logprobs is not None and request.num_scored < request.num_prompt:
+            return _Found([], 0, {}, publishes=True)
         pages = self._match(self._chain(request), request.tokens)
         cached = len(pages) * self.page_size
         prompt = request.num_prompt - 1

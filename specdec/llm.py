@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from specdec.choices import best_choices
 from specdec.config import DEMO_MODEL, EngineConfig
 from specdec.engine import Engine
 from specdec.errors import ConfigError, RequestError
-from specdec.plan import Event
+from specdec.plan import Event, TokenLogprobs
 from specdec.request import RequestStats, SamplingParams
 
 Prompt = str | Sequence[int]
@@ -25,6 +26,7 @@ class Choice:
         finish_reason: `stop`, `length`, `abort` or `error`.
         stats: what it cost, and what the drafts brought.
         error: what went wrong, with finish_reason `error`.
+        logprobs: one entry per token id where `SamplingParams.logprobs` or `best_of` asked for them, else None.
     """
 
     token_ids: tuple[int, ...]
@@ -32,14 +34,26 @@ class Choice:
     finish_reason: str
     stats: RequestStats
     error: str | None = None
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+
+    @property
+    def cumulative_logprob(self) -> float | None:
+        """Log-probability of all emitted tokens together; None where logprobs were not asked for."""
+        return None if self.logprobs is None else sum(entry.logprob for entry in self.logprobs)
 
 
 @dataclass(frozen=True)
 class GenerationOutput:
-    """All choices of one prompt; the properties are those of the first."""
+    """All choices of one prompt; the properties are those of the first.
+
+    Attributes:
+        choices: in the order of their seeds; with `best_of`, the best ones, best first.
+        prompt_logprobs: one entry per prompt token, None for the first, where asked for.
+    """
 
     prompt_token_ids: tuple[int, ...]
     choices: tuple[Choice, ...]
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
 
     @property
     def token_ids(self) -> tuple[int, ...]:
@@ -122,7 +136,7 @@ class LLM:
             for prompt, one, guess in zip(ids, all_params, guesses, strict=True):
                 prediction = self._encode(guess, special=False) if guess is not None else ()
                 added.append(self.engine.add(prompt, one, drafter=drafter, prediction=prediction))
-            choices = self._run([choice for request in added for choice in request], progress)
+            results = self._run([choice for request in added for choice in request], progress)
         except BaseException:  # Ctrl-C included: nothing of this call may stay behind in the engine
             for request in added:
                 for choice in request:
@@ -130,17 +144,20 @@ class LLM:
             self.engine.step_news()
             raise
         return [
-            GenerationOutput(tuple(prompt), tuple(choices[choice] for choice in request))
-            for prompt, request in zip(ids, added, strict=True)
+            _output(prompt, one, [results[choice] for choice in request])
+            for prompt, one, request in zip(ids, all_params, added, strict=True)
         ]
 
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, *, drafter: str | None = None, prediction: Prompt | None = None
     ) -> Generator[Event, None, None]:
-        """Events of one request as they happen; closing the iterator aborts it. `params.n` must be 1."""
+        """Events of one request as they happen; closing the iterator aborts it. `params.n` and `best_of` must be 1."""
         params = params or SamplingParams()
-        if params.n != 1:
-            raise RequestError(f"a stream has one choice, got n={params.n}: use generate", param="n")
+        if params.num_choices != 1:
+            raise RequestError(
+                f"a stream has one choice, got n={params.n} and best_of={params.best_of}: use generate",
+                param="n" if params.n != 1 else "best_of",
+            )
         guess = self._encode(prediction, special=False) if prediction is not None else ()
         (request_id,) = self.engine.add(self._encode(prompt), params, drafter=drafter, prediction=guess)
         try:
@@ -182,24 +199,53 @@ class LLM:
         ids: list[int] = self.engine.tokenizer.encode(prompt, add_special_tokens=special)
         return ids
 
-    def _run(self, ids: Sequence[str], progress: Callable[[int], None] | None) -> dict[str, Choice]:
-        tokens: dict[str, list[int]] = {request_id: [] for request_id in ids}
-        pieces: dict[str, list[str]] = {request_id: [] for request_id in ids}
-        choices: dict[str, Choice] = {}
-        while len(choices) < len(tokens):
+    def _run(self, ids: Sequence[str], progress: Callable[[int], None] | None) -> dict[str, _Result]:
+        results = {request_id: _Result() for request_id in ids}
+        running = set(ids)
+        while running:
             events = self.engine.step()
             for event in events:
-                if event.request_id not in tokens:
-                    continue
-                tokens[event.request_id].extend(event.token_ids)
-                pieces[event.request_id].extend(event.pieces)
-                if event.finish_reason is not None:
-                    choices[event.request_id] = Choice(
-                        tuple(tokens[event.request_id]), "".join(pieces[event.request_id]), event.finish_reason, event.stats, event.error
-                    )
+                if event.request_id in running:
+                    results[event.request_id].take(event)
+                    if event.finish_reason is not None:
+                        running.remove(event.request_id)
             if progress is not None:
                 progress(sum(len(event.token_ids) for event in events))
-        return choices
+        return results
+
+
+@dataclass
+class _Result:
+    """One choice as it comes in."""
+
+    token_ids: list[int] = field(default_factory=list)
+    pieces: list[str] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    last: Event | None = None
+
+    def take(self, event: Event) -> None:
+        self.token_ids += event.token_ids
+        self.pieces += event.pieces
+        self.logprobs += event.logprobs
+        self.prompt_logprobs += event.prompt_logprobs
+        self.last = event
+
+    def choice(self, params: SamplingParams) -> Choice:
+        """The choice, once its last event is in."""
+        last = self.last
+        assert last is not None and last.finish_reason is not None
+        scored = params.logprobs is not None or params.num_choices > params.n
+        logprobs = tuple(self.logprobs) if scored else None
+        return Choice(tuple(self.token_ids), "".join(self.pieces), last.finish_reason, last.stats, last.error, logprobs)
+
+
+def _output(prompt: Sequence[int], params: SamplingParams, results: Sequence[_Result]) -> GenerationOutput:
+    kept: Sequence[int] = range(params.n)
+    if params.num_choices > params.n:
+        kept = best_choices([result.logprobs for result in results], params.n)
+    scored = (None, *results[0].prompt_logprobs) if params.prompt_logprobs is not None else None
+    return GenerationOutput(tuple(prompt), tuple(results[index].choice(params) for index in kept), scored)
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

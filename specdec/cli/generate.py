@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from specdec.cli.options import engine_options
+from specdec.cli.constraint import constraint_options
+from specdec.cli.options import engine_options, sampling_options
 from specdec.config import EngineConfig
 from specdec.drafter_spec import parse_drafter_spec
 from specdec.errors import ConfigError, SpecdecError
@@ -20,7 +21,7 @@ from specdec.request import RequestStats, SamplingParams
 
 if TYPE_CHECKING:
     from specdec.engine import Engine
-    from specdec.plan import Event
+    from specdec.plan import Event, TokenLogprobs
 
 
 @dataclass
@@ -31,8 +32,10 @@ class Choice:
     text: str = ""
     finish_reason: str | None = None
     stats: RequestStats = field(default_factory=RequestStats)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
 
     def take(self, event: Event) -> None:
+        self.logprobs += event.logprobs
         self.token_ids += event.token_ids
         self.text += event.text
         self.finish_reason = event.finish_reason
@@ -41,7 +44,9 @@ class Choice:
     def to_dict(self, seconds: float) -> dict[str, Any]:
         """The JSON object of `--json`; tokens_per_s is over the wall time of the run, prefill included."""
         stats = self.stats
+        scores = [{"token_id": entry.token, "logprob": entry.logprob, "top": entry.top} for entry in self.logprobs]
         return {
+            **({"logprobs": scores} if scores else {}),
             "text": self.text,
             "token_ids": self.token_ids,
             "finish_reason": self.finish_reason,
@@ -61,13 +66,8 @@ class Choice:
 @click.option("--prompt", "-p", required=True, help="The prompt; '-' reads it from standard input.")
 @click.option("--chat/--raw", default=None, help="Apply the model's chat template, or not. By default, if it has one.")
 @click.option("--system", help="A system message to go before the prompt.")
-@click.option("--max-tokens", type=int, default=256, show_default=True, help="The most tokens to generate.")
-@click.option("--temperature", type=float, default=0.0, show_default=True, help="0 is greedy.")
-@click.option("--top-k", type=int, default=0, show_default=True, help="Keep the k most probable tokens; 0 keeps all.")
-@click.option("--top-p", type=float, default=1.0, show_default=True, help="Keep the smallest set that reaches this probability.")
-@click.option("--min-p", type=float, default=0.0, show_default=True, help="Drop tokens below this fraction of the most probable one.")
-@click.option("--stop", multiple=True, help="A text that ends the output; may be repeated.")
-@click.option("-n", "n", type=int, default=1, show_default=True, help="How many choices.")
+@sampling_options
+@constraint_options
 @click.option(
     "--prediction",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
@@ -83,6 +83,8 @@ def command(
     gives speed, acceptance length, and where the time went.
     """
     params = SamplingParams(seed=config.seed, **sampling)
+    if params.logprobs is not None and not as_json:
+        raise ConfigError("--logprobs are printed with --json only: add it")
     if prediction is not None:
         config = with_prediction_drafter(config)
     text = sys.stdin.read() if prompt == "-" else prompt

@@ -1,4 +1,4 @@
-"""Command-line options of EngineConfig, generated from the dataclass: a field added there is an option here."""
+"""Command-line options of EngineConfig and SamplingParams, generated from the dataclasses and their docstrings."""
 
 from __future__ import annotations
 
@@ -13,12 +13,40 @@ from typing import Any, get_args, get_type_hints
 import click
 
 from specdec.config import DTYPES, EngineConfig
-from specdec.request import VERIFY_RULES
+from specdec.request import VERIFY_RULES, SamplingParams
 
 Command = Callable[..., Any]  # click callbacks take the options as keyword arguments
 
 _CHOICES: Mapping[str, tuple[str, ...]] = {"dtype": DTYPES, "verify_rule": VERIFY_RULES}
 _EXTRA_NAMES: Mapping[str, tuple[str, ...]] = {"verify_rule": ("--rule",)}
+
+# Fields of SamplingParams that a command line can set -> its own default, where that is another one.
+_SAMPLING: Mapping[str, Any] = {
+    **dict.fromkeys(("max_tokens", "temperature", "top_k", "top_p", "min_p", "typical_p")),
+    **dict.fromkeys(("repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "bad_words")),
+    **dict.fromkeys(("allowed_token_ids", "min_tokens", "stop", "stop_token_ids", "ignore_eos", "n", "logprobs")),
+    "max_tokens": 256,
+    "temperature": 0.0,
+}
+
+
+def _bias(value: str) -> tuple[int, float]:
+    """`ID=NUMBER` as a pair."""
+    token, _, addend = value.partition("=")
+    try:
+        return int(token), float(addend)
+    except ValueError:
+        raise click.BadParameter(f"{value!r} is not a token id, '=' and a number, as in 198=-100") from None
+
+
+# Options that may be repeated: their name, and the kind of each value.
+_REPEATED: Mapping[str, tuple[str, Any]] = {
+    "logit_bias": ("--logit-bias", _bias),
+    "bad_words": ("--bad-word", str),
+    "allowed_token_ids": ("--allowed-token-id", int),
+    "stop": ("--stop", str),
+    "stop_token_ids": ("--stop-token-id", int),
+}
 
 
 def engine_options(
@@ -53,29 +81,44 @@ def engine_options(
     return decorate
 
 
+def sampling_options(command: Command) -> Command:
+    """Adds one option per field of SamplingParams that a command line can set; the command gets them by the fields' names."""
+    hints, texts = get_type_hints(SamplingParams), _attribute_texts(SamplingParams)
+    for field in reversed(fields(SamplingParams)):
+        if field.name in _REPEATED:
+            flag, kind = _REPEATED[field.name]
+            text = f"{texts[field.name]} May be repeated."
+            metavar = "ID=NUMBER" if kind is _bias else None
+            command = click.option(field.name, flag, type=kind, multiple=True, metavar=metavar, help=text)(command)
+        elif field.name in _SAMPLING:
+            default = _SAMPLING[field.name]
+            command = _option(field, hints[field.name], texts[field.name], field.default if default is None else default)(command)
+    return command
+
+
 def _option_fields(without: Collection[str]) -> dict[str, Callable[[Command], Command]]:
-    hints, texts = get_type_hints(EngineConfig), _attribute_texts()
+    hints, texts = get_type_hints(EngineConfig), _attribute_texts(EngineConfig)
     return {
-        field.name: _option(field, hints[field.name], texts[field.name])
+        field.name: _option(field, hints[field.name], texts[field.name], field.default)
         for field in fields(EngineConfig)
         if field.name != "model" and field.name not in without
     }
 
 
-def _option(field: Field[Any], hint: Any, text: str) -> Callable[[Command], Command]:
+def _option(field: Field[Any], hint: Any, text: str, default: Any) -> Callable[[Command], Command]:
     flag = field.name.replace("_", "-")
-    names = [field.name, f"--{flag}", *_EXTRA_NAMES.get(field.name, ())]
+    names = [field.name, f"--{flag}" if len(flag) > 1 else f"-{flag}", *_EXTRA_NAMES.get(field.name, ())]
     if hint is bool:
-        return click.option(field.name, f"--{flag}/--no-{flag}", default=field.default, show_default=True, help=text)
+        return click.option(field.name, f"--{flag}/--no-{flag}", default=default, show_default=True, help=text)
     kinds = get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
     kind = next(kind for kind in kinds if kind is not types.NoneType)
     choice = click.Choice(_CHOICES[field.name]) if field.name in _CHOICES else kind
-    return click.option(*names, type=choice, default=field.default, show_default=field.default is not None, help=text)
+    return click.option(*names, type=choice, default=default, show_default=default is not None, help=text)
 
 
-def _attribute_texts() -> dict[str, str]:
-    """What the docstring of EngineConfig says about each attribute: the one place that describes the options."""
-    section = inspect.cleandoc(EngineConfig.__doc__ or "").partition("Attributes:")[2]
+def _attribute_texts(described: type) -> dict[str, str]:
+    """What the docstring of a class says about each attribute: the one place that describes the options."""
+    section = inspect.cleandoc(described.__doc__ or "").partition("Attributes:")[2]
     texts: dict[str, str] = {}
     name = ""
     for line in section.splitlines():

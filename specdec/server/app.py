@@ -23,8 +23,10 @@ from specdec.server.engine_loop import AsyncEngine, EngineLike, Submission, Tick
 from specdec.server.errors import ApiError, from_exception
 from specdec.server.generation import Header
 from specdec.server.http import ClientGoneError, EventStream, read_body, unless_gone
+from specdec.server.logprobs import TokenTexts
 from specdec.server.options import ServerOptions
 from specdec.server.protocol import ChatRequest, CompletionRequest, GenerationRequest, parse_body
+from specdec.server.response_format import constraint_field
 
 logger = logging.getLogger(__name__)
 Body = TypeVar("Body", bound=GenerationRequest)
@@ -38,11 +40,13 @@ class Service:
     def __init__(self, engine: EngineLike, options: ServerOptions) -> None:
         self.engine = engine
         self.options = options
+        self.texts = TokenTexts(engine.tokenizer)
         self.loop = AsyncEngine(engine, stall_s=options.stall_s)
         self.names = (
             [options.served_model_name] if options.served_model_name else list(dict.fromkeys([engine.model_name, engine.config.model]))
         )
         self.tokenizing = ThreadPoolExecutor(1, thread_name_prefix="specdec-tokenize")
+        self.compiling = ThreadPoolExecutor(2, thread_name_prefix="specdec-compile")
         self.started = int(time.time())
 
     async def parse(self, request: Request, kind: type[Body]) -> Body:
@@ -64,38 +68,44 @@ class Service:
         ticket = await self.submit([submission], body)
         close = partial(self.loop.abort, ticket)
         if body.stream:
-            return EventStream(chat.chat_chunks(header, ticket, submission, include_usage=body.include_usage), close)
+            return EventStream(chat.chat_chunks(header, ticket, submission, self.texts, include_usage=body.include_usage), close)
         try:
-            return JSONResponse(await unless_gone(request.receive, chat.chat_response(header, ticket, submission)))
+            return JSONResponse(await unless_gone(request.receive, chat.chat_response(header, ticket, submission, self.texts)))
         finally:
             close()
 
     async def complete(self, request: Request) -> Response:
         body = await self.parse(request, CompletionRequest)
-        submissions, echoes = await self.in_thread(completions.completion_submissions, self.engine, body)
+        job = await self.in_thread(completions.completion_job, self.engine, body)
         header = Header("cmpl", body.model)
         ticket = None
-        if completions.echo_only(body):
-            completions.check_echo(self.engine, submissions)
+        if job.runs:
+            ticket = await self.submit(job.submissions, body)
         else:
-            ticket = await self.submit(submissions, body)
+            completions.check_echo(self.engine, job.submissions)
         close = partial(self.loop.abort, ticket) if ticket is not None else _nothing
         if body.stream:
-            return EventStream(completions.completion_chunks(header, ticket, submissions, echoes, include_usage=body.include_usage), close)
-        if ticket is None:
-            return JSONResponse(completions.echo_response(header, submissions, echoes))
+            return EventStream(completions.completion_chunks(header, ticket, job, self.texts, include_usage=body.include_usage), close)
         try:
-            return JSONResponse(await unless_gone(request.receive, completions.completion_response(header, ticket, submissions, echoes)))
+            return JSONResponse(await unless_gone(request.receive, completions.completion_response(header, ticket, job, self.texts)))
         finally:
             close()
 
     async def submit(self, submissions: Sequence[Submission], body: GenerationRequest) -> Ticket:
         """Hands a request to the engine; its errors name the fields of the engine, the client's those of `body`."""
         try:
+            constraints = {constraint for item in submissions if (constraint := item.params.constraint) is not None}
+            for constraint in constraints:  # here, so that no step waits for it
+                await asyncio.get_running_loop().run_in_executor(self.compiling, self.engine.compile, constraint)
             return await self.loop.submit(submissions)
         except RequestError as error:
             prompt = "messages" if isinstance(body, ChatRequest) else "prompt"
-            names = {"drafter": "speculative.drafter", "messages": prompt, "prompt": prompt}
+            names = {
+                "drafter": "speculative.drafter",
+                "messages": prompt,
+                "prompt": prompt,
+                "constraint": constraint_field(body.response_format),
+            }
             error.param = names.get(error.param or "", error.param)
             raise
 
@@ -137,12 +147,14 @@ def create_app(engine: EngineLike, options: ServerOptions | None = None) -> Fast
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+        await asyncio.to_thread(engine.prepare_constraints)  # it holds the interpreter: better now than beside a stream
         service.loop.start()
         try:
             yield
         finally:
             await asyncio.to_thread(service.loop.close)
             service.tokenizing.shutdown(wait=False)
+            service.compiling.shutdown(wait=False)
 
     app = FastAPI(title="specdec", version=__version__, lifespan=lifespan)
     app.state.service = service

@@ -22,7 +22,7 @@ from typing import Any, Protocol, TypeVar
 from specdec.config import EngineConfig
 from specdec.errors import EngineDeadError
 from specdec.plan import Event
-from specdec.request import SamplingParams
+from specdec.request import Constraint, SamplingParams
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -46,6 +46,8 @@ class EngineLike(Protocol):
         prediction: Sequence[int] = (),
         priority: int = 0,
     ) -> list[str]: ...
+    def compile(self, constraint: Constraint) -> None: ...
+    def prepare_constraints(self) -> None: ...
     def abort(self, request_id: str) -> None: ...
     def step(self) -> list[Event]: ...
     @property

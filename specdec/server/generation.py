@@ -10,11 +10,12 @@ from typing import Any  # JSON objects are open
 
 from specdec.drafter_spec import parse_drafter_spec
 from specdec.errors import ConfigError, RequestError
-from specdec.plan import Event
+from specdec.plan import Event, TokenLogprobs
 from specdec.request import RequestStats
 from specdec.server.engine_loop import EngineLike, Submission, Ticket
-from specdec.server.errors import ApiError
+from specdec.server.errors import ApiError, bad_request
 from specdec.server.protocol import GenerationRequest, content_text
+from specdec.verifier.verifier import ALL_BANNED
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,8 @@ class Output:
     num_tokens: int = 0
     finish_reason: str | None = None
     stats: RequestStats = field(default_factory=RequestStats)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
 
 
 async def read(ticket: Ticket, outputs: list[Output]) -> AsyncIterator[tuple[int, Event]]:
@@ -51,6 +54,8 @@ async def read(ticket: Ticket, outputs: list[Output]) -> AsyncIterator[tuple[int
     left = len(outputs)
     while left:
         index, event = await ticket.next()
+        if event.finish_reason == "error" and event.error == ALL_BANNED:
+            raise bad_request(ALL_BANNED, code="no_token_left")
         if event.finish_reason == "error":
             raise ApiError(500, f"generation failed: {event.error or 'no reason was given'}", code="generation_failed")
         if event.finish_reason == "abort":
@@ -58,6 +63,8 @@ async def read(ticket: Ticket, outputs: list[Output]) -> AsyncIterator[tuple[int
         output = outputs[index]
         output.text += event.text
         output.num_tokens += len(event.token_ids)
+        output.logprobs += event.logprobs
+        output.prompt_logprobs += event.prompt_logprobs
         output.finish_reason = event.finish_reason
         output.stats = event.stats
         left -= event.finish_reason is not None
@@ -73,7 +80,7 @@ async def gather(ticket: Ticket) -> list[Output]:
 
 
 def usage(submissions: Sequence[Submission], outputs: Sequence[Output]) -> dict[str, Any]:
-    """Token counts. A prompt counts once however many choices it has; a stop token counts as completion."""
+    """Token counts. A prompt counts once however many choices it has; a stop token, and a choice not returned, as completion."""
     prompt = sum(len(item.prompt_ids) for item in submissions)
     completion = sum(output.num_tokens for output in outputs)
     per_prompt = len(outputs) // max(1, len(submissions))

@@ -11,8 +11,9 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from specdec.request import SamplingParams
+from specdec.request import MAX_LOGPROBS, VERIFY_RULES, SamplingParams
 from specdec.server.errors import bad_request
+from specdec.server.response_format import ResponseFormat, StructuredOutputs, constraint_of
 
 COMPLETION_MAX_TOKENS = 16
 """The default of OpenAI's /v1/completions; a chat runs to the context limit."""
@@ -20,29 +21,27 @@ COMPLETION_MAX_TOKENS = 16
 # Fields that are not supported -> the values that ask for nothing.
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "audio": (None,),
-    "bad_words": (None, []),
-    "frequency_penalty": (None, 0),
     "function_call": (None, "none"),
     "functions": (None, []),
-    "logit_bias": (None, {}),
-    "logprobs": (None, False),
-    "min_tokens": (None, 0),
     "modalities": (None, ["text"]),
-    "presence_penalty": (None, 0),
     "reasoning_effort": (None,),
-    "repetition_penalty": (None, 1),
-    "response_format": (None, {"type": "text"}),
     "service_tier": (None, "auto", "default"),
     "store": (None, False),
     "suffix": (None, ""),
     "tool_choice": (None, "none", "auto"),
     "tools": (None, []),
-    "top_logprobs": (None, 0),
     "verbosity": (None,),
     "web_search_options": (None,),
 }
 # Fields that never change the output.
 _IGNORED = ("user", "metadata", "safety_identifier", "prompt_cache_key", "parallel_tool_calls")
+
+
+# Fields that are sampling parameters of the same name and kind.
+_SAMPLING = (
+    *("temperature", "top_p", "top_k", "min_p", "typical_p", "n", "seed", "stop", "stop_token_ids", "ignore_eos", "min_tokens"),
+    *("repetition_penalty", "presence_penalty", "frequency_penalty", "bad_words", "allowed_token_ids"),
+)
 
 
 class _Strict(BaseModel):
@@ -57,9 +56,10 @@ class StreamOptions(_Strict):
 
 
 class Speculative(_Strict):
-    """How to draft for this request."""
+    """How to draft for this request, and how to verify; what is left out is the engine's."""
 
-    drafter: str
+    drafter: str | None = None
+    verify_rule: str | None = None
 
 
 class TextPart(_Strict):
@@ -101,6 +101,14 @@ class GenerationRequest(_Strict):
     top_p: float | None = None
     top_k: int | None = None
     min_p: float | None = None
+    typical_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    bad_words: list[str | list[int]] | None = None
+    allowed_token_ids: Annotated[list[int], Field(min_length=1)] | None = None
+    min_tokens: int | None = None
     n: int | None = None
     seed: int | None = None
     stop: str | list[str] | None = None
@@ -110,19 +118,28 @@ class GenerationRequest(_Strict):
     stream_options: StreamOptions | None = None
     speculative: Speculative | None = None
     prediction: Prediction | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
 
     @property
     def include_usage(self) -> bool:
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
     def sampling(self, max_tokens: int | None) -> SamplingParams:
-        """The sampling parameters; fields that were not given keep OpenAI's defaults. Raises RequestError."""
-        given = {
-            name: value
-            for name in ("temperature", "top_p", "top_k", "min_p", "n", "seed", "stop", "stop_token_ids", "ignore_eos")
-            if (value := getattr(self, name)) is not None
-        }
-        return SamplingParams.from_dict({"max_tokens": max_tokens, **given})
+        """The sampling parameters; fields that were not given keep OpenAI's defaults. Raises RequestError or ApiError."""
+        given = {name: value for name in _SAMPLING if (value := getattr(self, name)) is not None}
+        if self.logit_bias:
+            given["logit_bias"] = _bias(self.logit_bias)
+        if self.speculative is not None and self.speculative.verify_rule is not None:
+            rule = given["verify_rule"] = self.speculative.verify_rule
+            if rule not in VERIFY_RULES:
+                raise bad_request(f"verify_rule must be one of {', '.join(VERIFY_RULES)}, got {rule!r}", "speculative.verify_rule")
+        given["constraint"] = constraint_of(self.response_format, self.structured_outputs)
+        return SamplingParams.from_dict({"max_tokens": max_tokens, **given, **self.scoring()})
+
+    def scoring(self) -> dict[str, Any]:
+        """The sampling parameters that say which tokens are scored, and how many choices for which."""
+        raise NotImplementedError
 
 
 class ChatRequest(GenerationRequest):
@@ -130,6 +147,16 @@ class ChatRequest(GenerationRequest):
 
     messages: Annotated[list[Message], Field(min_length=1)]
     max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+
+    def scoring(self) -> dict[str, Any]:
+        top = self.top_logprobs or 0
+        if top and not self.logprobs:
+            raise bad_request("top_logprobs is only allowed when logprobs is true", "top_logprobs")
+        if not 0 <= top <= MAX_LOGPROBS:
+            raise bad_request(f"top_logprobs must be between 0 and {MAX_LOGPROBS}, got {top}", "top_logprobs")
+        return {"logprobs": top} if self.logprobs else {}
 
     @property
     def token_limit(self) -> int | None:
@@ -146,6 +173,16 @@ class CompletionRequest(GenerationRequest):
     prompt: str | list[int] | list[str] | list[list[int]]
     echo: bool | None = None
     best_of: int | None = None
+    logprobs: int | None = None
+
+    def scoring(self) -> dict[str, Any]:
+        best_of = self.best_of if self.best_of != (self.n or 1) else None
+        if best_of is not None and self.stream:
+            raise bad_request(
+                f"best_of above n cannot be streamed, since the best are known at the end only: got best_of {best_of} and n {self.n or 1}",
+                "best_of",
+            )
+        return {"best_of": best_of, "logprobs": self.logprobs, "prompt_logprobs": self.logprobs if self.echo else None}
 
 
 Body = TypeVar("Body", bound=GenerationRequest)
@@ -203,7 +240,7 @@ def _explain(error: ValidationError, kind: type[GenerationRequest]) -> Exception
     """The first fault as a 400; `param` is the path of the field, without pydantic's names of union members."""
     detail = error.errors(include_url=False, include_context=False)[0]
     first, *rest = detail["loc"]
-    union_member = {"str", "int", "StreamOptions"}
+    union_member = {"str", "int", "StreamOptions", "list[int]"}
     path = str(first)
     for step in rest:
         if isinstance(step, int):
@@ -216,6 +253,14 @@ def _explain(error: ValidationError, kind: type[GenerationRequest]) -> Exception
     if detail["type"] == "missing":
         return bad_request(f"{path} is required", path, "missing_field")
     return bad_request(f"{path}: {detail['msg']}, got {_short(detail['input'])}", path)
+
+
+def _bias(bias: Mapping[str, float]) -> dict[int, float]:
+    """OpenAI's mapping of token ids, which JSON makes texts of."""
+    wrong = next((token for token in bias if not (token.isascii() and token.isdecimal())), None)
+    if wrong is not None:
+        raise bad_request(f"logit_bias must map token ids to numbers, got the key {wrong!r}", "logit_bias")
+    return {int(token): addend for token, addend in bias.items()}
 
 
 def _short(value: Any) -> str:

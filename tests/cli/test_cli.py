@@ -28,6 +28,8 @@ CHANGED: dict[str, Any] = {
     "prefix_cache": False,
     "draft_timeout_s": 1.5,
     "max_queue": 9,
+    "grammar_max_bytes": 4096,
+    "grammar_timeout_s": 2.5,
     "check_invariants": True,
 }
 

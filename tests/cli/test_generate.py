@@ -13,7 +13,7 @@ import pytest
 
 from specdec.cli import run
 from specdec.config import EngineConfig
-from specdec.plan import Event
+from specdec.plan import Event, TokenLogprobs
 from specdec.request import RequestStats, SamplingParams
 
 
@@ -103,6 +103,42 @@ def test_json_is_one_object_per_choice(capsys: pytest.CaptureFixture[str]) -> No
     assert len(objects) == 2
     assert objects[0].pop("stats").keys() == {"drafted", "accepted", "acceptance_length", "draft_s", "verify_s", "tokens_per_s"}
     assert objects[0] == {"text": "abcd", "token_ids": [97, 98, 99, 100], "finish_reason": "stop"}
+
+
+def test_every_sampling_option_reaches_the_parameters(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--top-k", "5", "--typical-p", "0.9", "--repetition-penalty", "1.1", "--presence-penalty", "0.5", "--min-tokens", "2"]
+    arguments += ["--logit-bias", "3=-2.5", "--logit-bias", "4=1", "--bad-word", "x", "--allowed-token-id", "5", "--stop-token-id", "6"]
+    arguments += ["--frequency-penalty", "-0.5", "--ignore-eos"]
+    assert run(["generate", "-p", "hi", *arguments]) == 0
+    assert ScriptedEngine.last.params == SamplingParams(
+        max_tokens=256,
+        temperature=0.0,
+        seed=0,
+        top_k=5,
+        typical_p=0.9,
+        repetition_penalty=1.1,
+        presence_penalty=0.5,
+        frequency_penalty=-0.5,
+        min_tokens=2,
+        logit_bias=((3, -2.5), (4, 1.0)),
+        bad_words=("x",),
+        allowed_token_ids=(5,),
+        stop_token_ids=(6,),
+        ignore_eos=True,
+    )
+    capsys.readouterr()
+    for wrong in (["--logit-bias", "3"], ["--repetition-penalty", "0"], ["--logprobs", "2"]):
+        assert run(["generate", "-p", "hi", *wrong]) == 2
+        assert wrong[0].strip("-").replace("-", "_") in capsys.readouterr().err.replace("-", "_")
+
+
+def test_logprobs_stand_in_the_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    scores = (TokenLogprobs(97, -0.5, ((97, -0.5), (98, -1.0))),)
+    event = Event("r-0", (97,), ("a",), 0, RequestStats(), "stop", logprobs=scores)
+    monkeypatch.setattr(ScriptedEngine, "step", lambda self: self.left.clear() or [event])
+    assert run(["generate", "-p", "hi", "--json", "--logprobs", "2"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["logprobs"] == [{"token_id": 97, "logprob": -0.5, "top": [[97, -0.5], [98, -1.0]]}]
 
 
 def test_several_choices_come_one_after_the_other(capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,7 @@ import pytest
 from specdec.config import EngineConfig
 from specdec.errors import ContextLengthError, OverloadedError, RequestError
 from specdec.plan import Event
-from specdec.request import RequestStats, SamplingParams
+from specdec.request import Constraint, RequestStats, SamplingParams
 from specdec.server.options import ServerOptions
 from specdec.server.run import Server, bind, create_server
 
@@ -54,6 +54,7 @@ class FakeEngine:
         self.full = False
         self.running: dict[str, tuple[SamplingParams, int, RequestStats]] = {}
         self.closed = False
+        self.prepared = False
         self.number = 0
 
     def add(
@@ -80,6 +81,14 @@ class FakeEngine:
             self.running[name] = (params, 0, RequestStats(cached_prompt_tokens=1))
         self.log.append(("add", {"prompt": list(prompt_ids), "params": params, "drafter": drafter, "prediction": list(prediction)}))
         return names
+
+    def compile(self, constraint: Constraint) -> None:
+        self.log.append(("compile", (threading.current_thread().name, constraint)))
+        if constraint.text == "(":
+            raise RequestError("unclosed group", param="constraint")
+
+    def prepare_constraints(self) -> None:
+        self.prepared = True
 
     def abort(self, request_id: str) -> None:
         if self.running.pop(request_id, None):

@@ -64,15 +64,29 @@ def check_alive(client: httpx.Client) -> None:
         ("speculative", {"drafter": "ngram("}, "speculative.drafter"),
         ("speculative", {"drafter": "model:/x"}, "speculative.drafter"),
         ("speculative", "ngram", "speculative"),
+        ("speculative", {"verify_rule": "typical"}, "speculative.verify_rule"),
         ("prediction", {"type": "image", "content": "x"}, "prediction.type"),
         ("tepmerature", 1, "tepmerature"),
-        ("logprobs", True, "logprobs"),
+        ("logprobs", "yes", "logprobs"),
+        ("logprobs", -1, "logprobs"),
         ("repetition_penalty", 0, "repetition_penalty"),
-        ("frequency_penalty", 0.5, "frequency_penalty"),
-        ("logit_bias", {"3": 1}, "logit_bias"),
-        ("response_format", {"type": "json_object"}, "response_format"),
+        ("repetition_penalty", "1", "repetition_penalty"),
+        ("frequency_penalty", 2.5, "frequency_penalty"),
+        ("presence_penalty", -3, "presence_penalty"),
+        ("typical_p", 0, "typical_p"),
+        ("logit_bias", {"x": 1}, "logit_bias"),
+        ("logit_bias", {"-1": 1}, "logit_bias"),
+        ("logit_bias", {"3": "much"}, "logit_bias.3"),
+        ("logit_bias", [1], "logit_bias"),
+        ("bad_words", [""], "bad_words"),
+        ("bad_words", [[]], "bad_words"),
+        ("bad_words", "word", "bad_words"),
+        ("allowed_token_ids", [], "allowed_token_ids"),
+        ("allowed_token_ids", [-1], "allowed_token_ids"),
+        ("response_format", {"type": "xml"}, "response_format.type"),
         ("tools", [{"type": "function"}], "tools"),
-        ("min_tokens", 4, "min_tokens"),
+        ("min_tokens", -1, "min_tokens"),
+        ("min_tokens", 1.5, "min_tokens"),
     ],
 )
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
@@ -99,9 +113,19 @@ def test_bad_field(client: httpx.Client, path: str, field: str, value: Any, para
         ("/v1/completions", {**TEXT, "prompt": []}, "prompt"),
         ("/v1/completions", {**TEXT, "prompt": {"a": 1}}, "prompt"),
         ("/v1/completions", {**TEXT, "prompt": ["a", 1]}, "prompt"),
-        ("/v1/completions", {**TEXT, "best_of": 3}, "best_of"),
+        ("/v1/completions", {**TEXT, "best_of": 3, "stream": True}, "best_of"),
+        ("/v1/completions", {**TEXT, "best_of": 2, "n": 3}, "best_of"),
+        ("/v1/completions", {**TEXT, "best_of": 0}, "best_of"),
+        ("/v1/completions", {**TEXT, "max_tokens": 4, "min_tokens": 5}, "min_tokens"),
+        ("/v1/completions", {**TEXT, "top_logprobs": 1}, "top_logprobs"),
+        ("/v1/chat/completions", {**CHAT, "top_logprobs": 1}, "top_logprobs"),
+        ("/v1/chat/completions", {**CHAT, "logprobs": False, "top_logprobs": 1}, "top_logprobs"),
+        ("/v1/chat/completions", {**CHAT, "logprobs": True, "top_logprobs": 1000}, "top_logprobs"),
+        ("/v1/chat/completions", {**CHAT, "logprobs": 1}, "logprobs"),
+        ("/v1/chat/completions", {**CHAT, "best_of": 2}, "best_of"),
         ("/v1/completions", {**TEXT, "suffix": "end"}, "suffix"),
-        ("/v1/completions", {**TEXT, "logprobs": 0}, "logprobs"),
+        ("/v1/completions", {**TEXT, "logprobs": True}, "logprobs"),
+        ("/v1/completions", {**TEXT, "logprobs": 1000}, "logprobs"),
         ("/v1/completions", {**TEXT, "messages": []}, "messages"),
         ("/v1/completions", {**TEXT, "speculative": {"drafter": "off"}, "prediction": {"type": "content", "content": "x"}}, "prediction"),
     ],
@@ -199,6 +223,6 @@ def test_one_bad_prompt_of_several_runs_none(client: httpx.Client, engine: Any) 
 
 
 def test_the_error_names_what_is_allowed(client: httpx.Client) -> None:
-    message = client.post("/v1/completions", json={**TEXT, "frequency_penalty": 1}).json()["error"]["message"]
-    assert "frequency_penalty" in message
-    assert json.dumps(0) in message
+    message = client.post("/v1/completions", json={**TEXT, "store": True}).json()["error"]["message"]
+    assert "store" in message
+    assert json.dumps(False) in message

@@ -129,6 +129,12 @@ def test_request_names_its_drafter(client: httpx.Client, engine: Any) -> None:
     assert engine.log[0][1]["drafter"] == "off"
 
 
+def test_request_names_its_rule(client: httpx.Client, engine: Any) -> None:
+    for path, body in (("/v1/completions", TEXT), ("/v1/chat/completions", CHAT)):
+        assert client.post(path, json={**body, "speculative": {"verify_rule": "traversal"}}).status_code == 200
+    assert [(added["params"].verify_rule, added["drafter"]) for _, added in engine.log] == [("traversal", None)] * 2
+
+
 def test_model_without_tokenizer_takes_ids(client: httpx.Client, engine: Any) -> None:
     engine.tokenizer = None
     assert client.post("/v1/completions", json={**TEXT, "prompt": [5, 6]}).status_code == 200
