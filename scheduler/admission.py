@@ -23,5 +23,7 @@ def check_prompt(num_prompt: int, max_length: int) -> None:
 
 def check_queue(waiting: int, arriving: int, max_queue: int) -> None:
     """Refuses requests beyond the length of the queue."""
+    if arriving > max_queue:
+        raise RequestError(f"{arriving} choices at once can never wait together: at most {max_queue} may (max_queue)", param="n")
     if waiting + arriving > max_queue:
         raise OverloadedError(f"{waiting} requests are waiting and at most {max_queue} may: try again later")

@@ -14,7 +14,7 @@ from specdec.backend.base import Backend
 from specdec.choices import bad_word_ids, check_ids, choice_params
 from specdec.config import EngineConfig
 from specdec.drafters.base import DraftKV
-from specdec.errors import RequestError
+from specdec.errors import EngineDeadError, RequestError
 from specdec.kv_manager.manager import KVManager
 from specdec.kv_manager.storage import DraftStorage, KVStorage
 from specdec.memory import MemoryPlan
@@ -89,6 +89,7 @@ class Engine:
         self._numbers = itertools.count()
         self._news: list[Event] = []
         self.num_steps = 0
+        self._closed = False
 
     @classmethod
     def from_config(cls, config: EngineConfig, *, progress: Callable[[str], None] | None = None) -> Engine:
@@ -138,6 +139,8 @@ class Engine:
             ContextLengthError: the prompt leaves no room for a token.
             OverloadedError: the queue is full.
         """
+        if self._closed:
+            raise EngineDeadError("the engine is closed: build a new one")
         prompt = [int(token) for token in prompt_ids]
         check_prompt(len(prompt), self.max_model_len)
         for tokens, param in ((prompt, "prompt"), (prediction, "prediction")):
@@ -317,7 +320,8 @@ class Engine:
         }
 
     def close(self) -> None:
-        """Aborts what runs and ends the drafters' threads."""
+        """Aborts what runs and ends the drafters' threads; nothing can be added any more."""
+        self._closed = True
         for request in (*self.scheduler.running, *self.scheduler.waiting):
             self.abort(request.id)
         self.drafters.close()

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+import numpy as np
 
 from specdec.choices import best_choices
 from specdec.config import DEMO_MODEL, EngineConfig
 from specdec.engine import Engine
 from specdec.errors import ConfigError, RequestError
+from specdec.mailbox import Mailbox
 from specdec.plan import Event, TokenLogprobs
 from specdec.request import RequestStats, SamplingParams
 
@@ -101,6 +105,7 @@ class LLM:
             drafter = register_instance(drafter)
         config = EngineConfig.from_dict({"model": model, "drafter": drafter, **options})
         self.engine = Engine.from_config(config, progress=progress)
+        self._mailbox = Mailbox(self.engine)
 
     def generate(
         self,
@@ -134,15 +139,10 @@ class LLM:
         added: list[list[str]] = []
         try:
             for prompt, one, guess in zip(ids, all_params, guesses, strict=True):
-                prediction = self._encode(guess, special=False) if guess is not None else ()
-                added.append(self.engine.add(prompt, one, drafter=drafter, prediction=prediction))
+                added.append(self._add(prompt, one, drafter, guess))
             results = self._run([choice for request in added for choice in request], progress)
-        except BaseException:  # Ctrl-C included: nothing of this call may stay behind in the engine
-            for request in added:
-                for choice in request:
-                    self.engine.abort(choice)
-            self.engine.step_news()
-            raise
+        finally:  # Ctrl-C included: nothing of this call may stay behind in the engine
+            self._mailbox.close(choice for request in added for choice in request)
         return [
             _output(prompt, one, [results[choice] for choice in request])
             for prompt, one, request in zip(ids, all_params, added, strict=True)
@@ -158,18 +158,15 @@ class LLM:
                 f"a stream has one choice, got n={params.n} and best_of={params.best_of}: use generate",
                 param="n" if params.n != 1 else "best_of",
             )
-        guess = self._encode(prediction, special=False) if prediction is not None else ()
-        (request_id,) = self.engine.add(self._encode(prompt), params, drafter=drafter, prediction=guess)
+        added = self._add(self._encode(prompt), params, drafter, prediction)
         try:
-            while self.engine.has_work:
-                for event in self.engine.step():
-                    if event.request_id == request_id:
-                        yield event
-                        if event.finish_reason is not None:
-                            return
+            last = None
+            while last is None:
+                for event in self._mailbox.next(added):
+                    yield event
+                    last = event.finish_reason
         finally:
-            self.engine.abort(request_id)
-            self.engine.step_news()
+            self._mailbox.close(added)
 
     def chat_ids(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         """Token ids of a conversation under the model's chat template, ready for the answer.
@@ -191,9 +188,13 @@ class LLM:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _add(self, prompt: list[int], params: SamplingParams, drafter: str | None, guess: Prompt | None) -> list[str]:
+        prediction = self._encode(guess, special=False) if guess is not None else ()
+        return self._mailbox.add(lambda: self.engine.add(prompt, params, drafter=drafter, prediction=prediction))
+
     def _encode(self, prompt: Prompt, special: bool = True) -> list[int]:
         if not isinstance(prompt, str):
-            return list(prompt)
+            return _as_ids(prompt)
         if self.engine.tokenizer is None:
             raise RequestError("this model has no tokenizer: give token ids", param="prompt")
         ids: list[int] = self.engine.tokenizer.encode(prompt, add_special_tokens=special)
@@ -203,12 +204,11 @@ class LLM:
         results = {request_id: _Result() for request_id in ids}
         running = set(ids)
         while running:
-            events = self.engine.step()
+            events = self._mailbox.next(ids)
             for event in events:
-                if event.request_id in running:
-                    results[event.request_id].take(event)
-                    if event.finish_reason is not None:
-                        running.remove(event.request_id)
+                results[event.request_id].take(event)
+                if event.finish_reason is not None:
+                    running.remove(event.request_id)
             if progress is not None:
                 progress(sum(len(event.token_ids) for event in events))
         return results
@@ -248,13 +248,26 @@ def _output(prompt: Sequence[int], params: SamplingParams, results: Sequence[_Re
     return GenerationOutput(tuple(prompt), tuple(results[index].choice(params) for index in kept), scored)
 
 
-def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+def _as_list(prompts: Any) -> list[Prompt]:  # Prompt | Sequence[Prompt]; users hand in arrays and worse
     if isinstance(prompts, str):
         return [prompts]
-    items = list(prompts)
-    if items and all(isinstance(item, int) for item in items):
-        return [[item for item in items if isinstance(item, int)]]
-    return [item for item in items if not isinstance(item, int)]
+    try:
+        items = list(prompts)
+    except TypeError:
+        raise RequestError(f"a prompt must be a text or a sequence of token ids, got {type(prompts).__name__}", param="prompt") from None
+    return [items] if items and isinstance(items[0], (int, np.integer)) else items
+
+
+def _as_ids(prompt: Any) -> list[int]:  # a sequence of integers, of whatever kind
+    try:
+        return [operator.index(token) for token in prompt]
+    except TypeError:
+        raise RequestError(f"a prompt must be a text or a sequence of token ids, got {_short(prompt)}", param="prompt") from None
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def _per_prompt(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:

@@ -19,10 +19,10 @@ LINKED = ("drafters", "verifier", "kv_manager", "scheduler", "eval")
 LEVELS: dict[str, int] = {
     **dict.fromkeys(("errors", "request", "tree", "plan", "config", "drafter_spec", "pack", "cache", "seeds"), 0),
     **dict.fromkeys(("kv_manager", "backend", "kernels", "quantization", "parallel"), 1),
-    **dict.fromkeys(("models", "runner", "chat", "detokenizer", "memory", "step_clock"), 2),
+    **dict.fromkeys(("models", "runner", "chat", "choices", "detokenizer", "memory", "step_clock"), 2),
     **dict.fromkeys(("drafters", "verifier", "scheduler"), 3),
     **dict.fromkeys(("engine", "output", "startup"), 4),
-    **dict.fromkeys(("llm", "server", "testing"), 5),
+    **dict.fromkeys(("llm", "mailbox", "server", "testing"), 5),
     **dict.fromkeys(("cli", "eval"), 6),
 }
 TORCH_FREE = ("scheduler", *(name for name, level in LEVELS.items() if level == 0))
