@@ -21,6 +21,7 @@ _EXPORTS = {
     "Choice": "specdec.llm",
     "Engine": "specdec.engine",
     "EngineConfig": "specdec.config",
+    "Constraint": "specdec.request",
     "SamplingParams": "specdec.request",
     "RequestStats": "specdec.request",
     "Event": "specdec.plan",
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from specdec.llm import GenerationOutput as GenerationOutput
     from specdec.plan import DraftNeeds as DraftNeeds
     from specdec.plan import Event as Event
+    from specdec.request import Constraint as Constraint
     from specdec.request import RequestStats as RequestStats
     from specdec.request import SamplingParams as SamplingParams
     from specdec.tree import DraftTree as DraftTree
