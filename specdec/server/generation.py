@@ -90,6 +90,7 @@ def usage(submissions: Sequence[Submission], outputs: Sequence[Output]) -> dict[
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
         "prompt_tokens_details": {"cached_tokens": cached},
+        "speculative": speculative_usage([output.stats for output in outputs]),
     }
     if any(item.prediction for item in submissions):
         counts["completion_tokens_details"] = {
@@ -97,6 +98,18 @@ def usage(submissions: Sequence[Submission], outputs: Sequence[Output]) -> dict[
             "rejected_prediction_tokens": sum(output.stats.wasted for output in outputs),
         }
     return counts
+
+
+def speculative_usage(stats: Sequence[RequestStats]) -> dict[str, Any]:
+    """What drafting brought and where the seconds went, all choices together; the words are those of RequestStats."""
+    verifies = sum(one.verifies for one in stats)
+    seconds = ("queue_s", "prefill_s", "draft_s", "verify_s")
+    return {
+        "drafted": sum(one.drafted for one in stats),
+        "accepted": sum(one.accepted for one in stats),
+        "acceptance_length": sum(one.emitted for one in stats) / verifies if verifies else 1.0,
+        **{name: round(sum(getattr(one, name) for one in stats), 6) for name in seconds},
+    }
 
 
 def choose_drafter(engine: EngineLike, body: GenerationRequest) -> tuple[str | None, list[int]]:

@@ -116,3 +116,17 @@ def test_errors_are_the_clients_own(api: openai.OpenAI, stream: bool) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         api.chat.completions.create(model="smollm2", messages=FRANCE, stream=stream, extra_body={"speculative": {"drafter": "model:/x"}})
     assert caught.value.param == "speculative.drafter"
+
+
+def test_usage_tells_what_drafting_brought(api: openai.OpenAI) -> None:
+    repeat: list[Any] = [{"role": "user", "content": "Repeat: one two three one two three one two three one two three"}]
+    told = {}
+    for drafter in ("off", "ngram"):
+        answer = api.chat.completions.create(
+            model="smollm2", messages=repeat, temperature=0, max_tokens=40, extra_body={"speculative": {"drafter": drafter}}
+        )
+        assert answer.usage is not None
+        told[drafter] = answer.usage.model_dump()["speculative"]
+    assert (told["off"]["drafted"], told["off"]["acceptance_length"]) == (0, 1.0)
+    assert told["ngram"]["drafted"] >= told["ngram"]["accepted"] > 0
+    assert told["ngram"]["acceptance_length"] > 1 and told["ngram"]["draft_s"] > 0 and told["ngram"]["verify_s"] > 0
