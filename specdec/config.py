@@ -29,7 +29,7 @@ class EngineConfig:
     Attributes:
         model: a hub id, a folder with safetensors, a `.gguf` file, or `demo` for the demo model.
         dtype: `float32`, `bfloat16`, or `auto` (what the checkpoint was trained in and the device runs well).
-        device: torch device string; `auto` takes the best there is.
+        device: `auto` or `cpu`.
         drafter: default drafter spec; requests may name another that needs no loading.
         verify_rule: how drafts are verified: `coupled` makes the output independent of the drafter; `rejection` and
             `traversal` keep its law only, and accept more of what a sampling draft model proposes at high temperature.

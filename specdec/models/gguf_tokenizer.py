@@ -63,11 +63,7 @@ def gguf_tokenizer(file: GgufFile) -> PreTrainedTokenizerFast:
     add_bos = bool(file.metadata.get("tokenizer.ggml.add_bos_token", kind == "llama")) and "bos_token" in special
     if add_bos:
         _add_bos(tokenizer, special["bos_token"])
-    wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer, chat_template=template, clean_up_tokenization_spaces=False, **special)
-    limit = file.metadata.get(f"{file.architecture}.context_length")
-    if limit:
-        wrapped.model_max_length = int(limit)
-    return wrapped
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, chat_template=template, clean_up_tokenization_spaces=False, **special)
 
 
 def gguf_eos_ids(file: GgufFile) -> frozenset[int]:

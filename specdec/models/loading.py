@@ -171,11 +171,13 @@ def _tokenizer(path: Path, file: GgufFile | None) -> PreTrainedTokenizerBase | N
     if not any((path / name).is_file() for name in _TOKENIZER_FILES):
         return None
     from transformers import AutoTokenizer
+    from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
 
     try:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(str(path), local_files_only=True)
     except (ValueError, KeyError, TypeError, OSError, ImportError) as error:
         raise ModelError(f"{path}: the tokenizer cannot be loaded: {error}") from error
+    tokenizer.model_max_length = VERY_LARGE_INTEGER  # the engine has the limit; a warning of the tokenizer's own would only confuse
     return tokenizer
 
 

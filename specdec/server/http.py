@@ -7,7 +7,7 @@ import json
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, TypeVar
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -23,15 +23,18 @@ class ClientGoneError(Exception):
 
 
 async def read_body(request: Request, limit: int) -> bytes:
-    """The request's body. Raises ApiError 413 past `limit` bytes."""
+    """The request's body. Raises ApiError 413 past `limit` bytes, ClientGoneError when the client goes before its end."""
     chunks: list[bytes] = []
     size = 0
-    async for chunk in request.stream():
-        size += len(chunk)
-        if size <= limit:
-            chunks.append(chunk)
-        elif size > _DRAIN_FACTOR * limit:
-            break
+    try:
+        async for chunk in request.stream():
+            size += len(chunk)
+            if size <= limit:
+                chunks.append(chunk)
+            elif size > _DRAIN_FACTOR * limit:
+                break
+    except ClientDisconnect:
+        raise ClientGoneError from None
     if size > limit:
         raise ApiError(413, f"the body is larger than the {limit} bytes that this server takes", code="body_too_large")
     return b"".join(chunks)

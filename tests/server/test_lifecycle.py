@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -59,6 +60,15 @@ def test_disconnect_from_a_whole_answer_aborts(client: httpx.Client, engine: Any
     assert [kind for kind, _ in engine.log] == ["add", "abort"]
     engine.tick = lambda: None
     assert client.post("/v1/chat/completions", json=CHAT).status_code == 200
+
+
+def test_a_client_that_goes_while_sending_its_body_is_no_error(client: httpx.Client, caplog: pytest.LogCaptureFixture) -> None:
+    with socket.create_connection((client.base_url.host, client.base_url.port)) as connection:
+        connection.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+        time.sleep(0.2)
+    time.sleep(0.2)
+    assert client.get("/health").status_code == 200
+    assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []
 
 
 def test_dead_engine_answers_everyone(client: httpx.Client, engine: Any, wait_until: Wait) -> None:
