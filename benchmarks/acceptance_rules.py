@@ -38,7 +38,7 @@ def main() -> None:
                 drafter=f"model:{options.draft}({setting}{drawing})",
                 max_num_seqs=options.batch,
                 max_model_len=options.max_model_len,
-                prefix_cache=False,
+                prefix_cache=True,  # the prompts are the same for every rule
                 progress=lambda line: print(line, file=sys.stderr),
             )
             prompts = read_prompts(llm, options)
