@@ -19,9 +19,9 @@ from specdec.tree import EMPTY, DraftTree
 
 LONGEST = 32
 MAX_LIMIT = 256
-CANDIDATES = 8
+CANDIDATES = 16
 """Earlier occurrences weighed against each other in one proposal."""
-WORTH = 0.03
+WORTH = 0.01
 """Nodes less likely than this to be reached are not proposed."""
 
 

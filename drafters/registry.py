@@ -49,6 +49,7 @@ LIGHT = frozenset({"ngram", "prediction", "grammar"})
 """Built-ins that load nothing, so that any request may ask for them."""
 
 _registered: dict[str, Factory] = {}
+_unnamed: set[str] = set()  # those among them whose names nobody chose
 _numbers = itertools.count(1)
 
 
@@ -79,12 +80,14 @@ def register_instance(obj: Drafter | Factory) -> str:
     word = "".join(char for char in kind if char.isascii() and (char.isalnum() or char == "_")).lower().lstrip("_0123456789")
     name = f"{word or 'drafter'}-{next(_numbers)}"
     register_drafter(name, obj)  # type: ignore[arg-type]  # a Drafter is checked for there
+    _unnamed.add(name)
     return name
 
 
 def unregister(name: str) -> None:
     """Forgets a registered name; engines that use the drafter keep it."""
     _registered.pop(name, None)
+    _unnamed.discard(name)
 
 
 def is_registered(name: str) -> bool:
@@ -93,8 +96,8 @@ def is_registered(name: str) -> bool:
 
 
 def known_drafters() -> list[str]:
-    """Names that a spec may begin with, beside modules."""
-    return sorted({"off", *_BUILT_INS, *_registered, *(point.name for point in entry_points(group=ENTRY_POINT_GROUP))})
+    """Names that a spec may begin with, beside modules and those that `register_instance` made up."""
+    return sorted({"off", *_BUILT_INS, *(_registered.keys() - _unnamed), *(point.name for point in entry_points(group=ENTRY_POINT_GROUP))})
 
 
 def check_spec(text: str) -> None:

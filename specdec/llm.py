@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import weakref
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -100,9 +101,10 @@ class LLM:
         **options: Any,  # fields of EngineConfig, checked there
     ) -> None:
         if not isinstance(drafter, str):
-            from specdec.drafters.registry import register_instance
+            from specdec.drafters.registry import register_instance, unregister
 
             drafter = register_instance(drafter)
+            weakref.finalize(self, unregister, drafter)  # nobody else knows the name
         config = EngineConfig.from_dict({"model": model, "drafter": drafter, **options})
         self.engine = Engine.from_config(config, progress=progress)
         self._mailbox = Mailbox(self.engine)

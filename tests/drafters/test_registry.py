@@ -1,5 +1,6 @@
 """Specs are checked before anything is built, and what is wrong is named."""
 
+import gc
 import sys
 import types
 
@@ -11,7 +12,8 @@ from specdec.drafters.base import Drafter
 from specdec.drafters.function import FunctionDrafter
 from specdec.drafters.ngram import NgramDrafter
 from specdec.errors import ConfigError, DrafterError
-from specdec.testing import Empty, make_context, make_row
+from specdec.llm import LLM
+from specdec.testing import Empty, make_context, make_row, write_tiny_checkpoint
 from specdec.tree import EMPTY
 
 
@@ -190,3 +192,13 @@ def test_entry_points_are_drafters(monkeypatch):
 
 def test_weights_of_names_what_a_part_loads():
     assert [registry.weights_of(part) for part in parse_drafter_spec("ngram+model:a/b(depth=2)")] == [None, "a/b"]
+
+
+def test_a_drafter_given_to_an_llm_is_forgotten_with_it(tmp_path):
+    model = write_tiny_checkpoint(tmp_path / "tiny")
+    llm = LLM(str(model), drafter=lambda tokens, limit: [], dtype="float32", num_pages=64)
+    name = llm.engine.config.drafter
+    assert registry.is_registered(name) and name not in registry.known_drafters()
+    del llm
+    gc.collect()
+    assert not registry.is_registered(name)

@@ -10,6 +10,7 @@ import pytest
 
 from specdec.cli import run
 from specdec.config import EngineConfig
+from specdec.drafters.registry import register_drafter, unregister
 from specdec.errors import ContextLengthError
 from specdec.eval.acceptance import Evaluation, Settings, run_acceptance
 from specdec.eval.datasets import PromptRow
@@ -127,7 +128,14 @@ def test_command(engines: list[Any], tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "ngram" in shown.out
     assert "ngram: 1 requests done" in shown.err
     assert json.loads(output.read_text())["case"]["limit"] == 1
-    assert run([*common, "--drafter", "broken"]) == 1
+    register_drafter("broken", lambda tokens, limit: [])
+    try:
+        assert run([*common, "--drafter", "broken"]) == 1
+    finally:
+        unregister("broken")
+    capsys.readouterr()
+    assert run([*common, "--drafter", "ngrm"]) == 2
+    assert "did you mean 'ngram'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
