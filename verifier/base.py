@@ -117,8 +117,8 @@ class Rule(Protocol):
     """A verification rule: decides for rows whose logits have gone through every transform.
 
     Attributes:
-        blind: the number of nodes verified may not depend on the sampled tokens themselves (ALGORITHMS: the
-            non-anticipation rule). Whoever budgets then sees only the shape of a draft.
+        blind: the number of nodes verified may not depend on the sampled tokens themselves (the
+            non-anticipation rule, docs/architecture.md). Whoever budgets then sees only the shape of a draft.
         reads_q: the rule reads `DraftTree.q`; drafters that sample must then draw from the draft noise stream and say q.
         bad_q: proposals met so far that were no distribution; each counted as its token for certain, which is exact too.
     """

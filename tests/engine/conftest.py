@@ -57,7 +57,7 @@ def reference(tiny: Path) -> Reference:
 
 
 def same(output: GenerationOutput, expected: GenerationOutput) -> bool:
-    """Equal ids, text, finish reason and usage: what FAULTS calls equal to REF."""
+    """Equal ids, text, finish reason and usage: what every run owes to the run without drafts."""
     return [(c.token_ids, c.text, c.finish_reason) for c in output.choices] == [
         (c.token_ids, c.text, c.finish_reason) for c in expected.choices
     ]

@@ -1,4 +1,4 @@
-"""The prover on every rule, on rules that are wrong in the ways known from the field, and on FAULTS D7's numbers."""
+"""The prover on every rule, on rules that are wrong in the ways known from the field, and on numbers computed by hand."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_traversal_gains_on_rejection_where_paths_are_long(seed: int) -> None:
     assert max(one.error, other.error) < 1e-12 and other.accepted > one.accepted
 
 
-# Numbers of FAULTS D7 and ALGORITHMS part 1
+# Computed exactly from these two laws
 
 
 def at_root(rule: object, draft: object) -> float:
@@ -131,7 +131,7 @@ def test_the_prover_sees_wrong_residuals() -> None:
 
 
 def test_the_prover_sees_that_dropping_duplicates_of_drawn_tokens_is_biased() -> None:
-    """ALGORITHMS 2.8: a fixed child, and a drawn one that is dropped where it is the same."""
+    """A fixed child, and a drawn one that is dropped where it is the same."""
 
     def deduplicated(q: Law, randomness: Randomness) -> DraftTree:
         tree = merged(likeliest(1), sampled(1))(q, randomness)
@@ -145,7 +145,7 @@ def test_the_prover_sees_that_dropping_duplicates_of_drawn_tokens_is_biased() ->
 
 
 def test_the_prover_sees_that_cutting_at_an_unlikely_draw_is_biased() -> None:
-    """ALGORITHMS 2.7: whether a node is verified may not depend on what was drawn there, but under the coupled rule it may."""
+    """Non-anticipation: whether a node is verified may not depend on what was drawn there, but under the coupled rule it may."""
 
     def cut(q: Law, randomness: Randomness) -> DraftTree:
         tree = sampled(1, 1)(q, randomness)

@@ -245,7 +245,7 @@ def drawn_siblings(random: np.random.Generator) -> DraftTree:
 def test_the_law_is_p_with_the_requests_own_coins(
     name: str, tree_of: Callable[[np.random.Generator], DraftTree], filters: dict[str, int], rate: float
 ) -> None:
-    """FAULTS D7 in the small; `specdec.testing.prover` proves the same without samples."""
+    """Sampled in the small; `specdec.testing.prover` proves the same without samples."""
     count = 2000 if filters else 5000
     law, accepted = emissions(name, tree_of, SamplingParams(temperature=1.0, **filters), count)  # type: ignore[arg-type]
     p = torch.tensor(P, dtype=torch.float64)
