@@ -120,11 +120,6 @@ def model_of(part: DrafterSpec) -> str | None:
     return part.target if built_in is not None and built_in.loads_model else None
 
 
-def weights_of(part: DrafterSpec) -> str | None:
-    """The model that a part of a spec loads with KV of its own, for planning memory; None if it loads none."""
-    return part.target if part.name == "model" else None
-
-
 def create_drafter(part: DrafterSpec, context: DrafterContext) -> Drafter:
     """Builds the drafter that one part of a spec names.
 

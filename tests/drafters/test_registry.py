@@ -190,8 +190,8 @@ def test_entry_points_are_drafters(monkeypatch):
     assert "installed" in registry.known_drafters()
 
 
-def test_weights_of_names_what_a_part_loads():
-    assert [registry.weights_of(part) for part in parse_drafter_spec("ngram+model:a/b(depth=2)")] == [None, "a/b"]
+def test_model_of_names_what_a_part_loads():
+    assert [registry.model_of(part) for part in parse_drafter_spec("ngram+model:a/b(depth=2)")] == [None, "a/b"]
 
 
 def test_a_drafter_given_to_an_llm_is_forgotten_with_it(tmp_path):
