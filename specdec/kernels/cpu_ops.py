@@ -20,14 +20,18 @@ def paged_attention(q: Tensor, keys: Tensor, values: Tensor, batch: PackedBatch,
     library = load_cpu_kernels()
     if library is None:
         return reference.paged_attention(q, keys, values, batch, spec)
-    if q.dtype not in (torch.float32, torch.bfloat16) or keys.dtype != q.dtype or values.dtype != q.dtype:
-        raise TypeError(f"q, keys and values must all be float32 or bfloat16, got {q.dtype}, {keys.dtype} and {values.dtype}")
-    q = q.contiguous()
-    out = torch.empty_like(q)
+    for name, tensor in (("q", q), ("keys", keys), ("values", values)):
+        if tensor.dtype not in (torch.float32, torch.bfloat16) or (tensor is values and values.dtype != keys.dtype):
+            raise TypeError(f"{name} must be float32 or bfloat16, and values like keys, got {tensor.dtype}")
+    if q.stride()[1:] != (spec.head_dim, 1):
+        q = q.contiguous()
+    out = torch.empty(q.shape, dtype=q.dtype)
     out[int(batch.row_offsets[-1]) :] = 0
     library.specdec_paged_attention(
-        ctypes.c_int(q.dtype == torch.bfloat16),
-        *(_tensor(t) for t in (q, keys, values, out)),
+        ctypes.c_void_p(q.data_ptr()),
+        *(_tensor(t) for t in (keys, values, out)),
+        *(ctypes.c_int(t.dtype == torch.bfloat16) for t in (q, keys)),
+        ctypes.c_int64(q.stride(0)),
         *(_array(a) for a in (batch.parents, batch.depths, batch.row_offsets, batch.cached, batch.page_table)),
         *(ctypes.c_int64(n) for n in (len(batch.cached), batch.page_table.shape[1], batch.page_size)),
         *(ctypes.c_int64(n) for n in (spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.window)),
