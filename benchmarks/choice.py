@@ -2,8 +2,8 @@
 
     python benchmarks/choice.py [--model PATH] [--repeats N]
 
-Rows are those of a verify of so many nodes. With --model they are a model's own logits over this file's text, otherwise
-normal ones as wide as a model's.
+Rows are those of a verify of so many nodes, with a choice at each; a step chooses only where its walk can reach, see
+host_step.py. With --model they are a model's own logits over this file's text, otherwise normal ones as wide as a model's.
 """
 
 from __future__ import annotations
@@ -22,8 +22,6 @@ from torch import Tensor
 
 from specdec.backend.base import ChoiceBatch
 from specdec.backend.cpu import CPUBackend
-from specdec.tree import DraftTree
-from specdec.verifier.walk import walk
 
 ROWS = (1, 4, 16)
 CASES: dict[str, dict[str, float]] = {
@@ -54,8 +52,6 @@ def main() -> None:
         for case, parameters in CASES.items():
             timings = [time_choice(logits[:rows], parameters, options.repeats) for rows in ROWS]
             print(f"{case:22}" + "".join(f"{f'{median:.3f} / {least:.3f}':>18}" for median, least in timings))
-    median, least = time_walk(options.repeats)
-    print(f"\nwalk of 16 requests with trees of 16 nodes: {median:.3f} / {least:.3f}")
 
 
 def model_logits(source: str) -> Tensor:
@@ -70,7 +66,7 @@ def model_logits(source: str) -> Tensor:
     assert loaded.tokenizer is not None
     tokens = loaded.tokenizer.encode(Path(__file__).read_text("utf-8"))[:256]
     config = loaded.config
-    storage = KVStorage(config.num_layers, 16, 16, config.num_kv_heads, config.head_dim, loaded.dtype)
+    storage = KVStorage(config.num_layers, 16, 16, config.num_kv_heads, config.head_dim, loaded.kv_dtype)
     output = ModelRunner(loaded.model, backend, storage).forward([PackRow(tokens, 0, np.arange(16, dtype=np.int32), len(tokens))])
     return output.logits[7::16].clone()
 
@@ -87,13 +83,6 @@ def time_choice(logits: Tensor, parameters: dict[str, float], repeats: int) -> t
     batches = [ChoiceBatch(seeds=torch.full((rows,), i), positions=torch.arange(rows), **columns) for i in range(repeats)]
     backend.choose(logits, batches[0])
     return _milliseconds([lambda batch=batch: backend.choose(logits, batch) for batch in batches])
-
-
-def time_walk(repeats: int) -> tuple[float, float]:
-    """Median and minimum milliseconds of the walks of a batch of 16, every node accepted that can be."""
-    tree = DraftTree.from_paths([[1, 2, 3, 4, 5, 6, 7, 8], [1, 2, 9, 10], [11, 12, 13, 14]])
-    chosen = [1, *(token + 1 for token in tree.tokens.tolist())]
-    return _milliseconds([lambda: [walk(tree, chosen) for _ in range(16)]] * repeats)
 
 
 def _milliseconds(calls: list) -> tuple[float, float]:

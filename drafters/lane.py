@@ -19,7 +19,7 @@ from specdec.drafters.function import FunctionDrafter
 from specdec.drafters.worker import Worker, WorkerTimeout
 from specdec.errors import DrafterError
 from specdec.plan import DraftNeeds
-from specdec.tree import EMPTY, DraftTree
+from specdec.tree import EMPTY, DraftTree, are_valid
 
 FAILED = object()
 """What a guarded call gives that did not come back with a result."""
@@ -92,6 +92,9 @@ class Lane:
             got = f"{count} trees" if count >= 0 else type(trees).__name__
             self._count("count", f"propose must return a list of {len(rows)} trees, one per row, got {got}")
             return [None] * len(rows)
+        # what this package proposes need not be copied, and is looked at all together
+        if self._worker is None and not any(row.wants_q for row in rows) and are_valid(trees, self._vocab_size):
+            return [tree.limited(row.limit, row.depth) for tree, row in zip(trees, rows, strict=True)]
         return [self._checked(tree, row) for tree, row in zip(trees, rows, strict=True)]
 
     def observe(self, outcomes: Sequence[DraftOutcome]) -> None:

@@ -44,8 +44,10 @@ class PageList:
 
     def truncate(self, length: int) -> list[int]:
         """Drops the pages from `length` on and returns them, the first one first."""
+        if length >= self._length:
+            return []
         dropped: list[int] = self._buffer[length : self._length].tolist()
-        self._length = min(self._length, length)
+        self._length = length
         return dropped
 
     def view(self) -> NDArray[np.int32]:

@@ -346,16 +346,14 @@ class KVManager:
         src: list[NDArray[np.int64]] = []
         dst: list[NDArray[np.int64]] = []
         for row, table, outcome in done:
-            path = np.asarray(outcome.path, dtype=np.int64)
-            if len(path) and (path[0] < 0 or path[-1] >= row.draft_limit or (np.diff(path) <= 0).any()):
-                raise InvariantError(
-                    f"request {row.request.id}: an accepted path must ascend within {row.draft_limit} nodes, got {outcome.path}"
-                )
-            moved = np.flatnonzero(path != np.arange(len(path)))
-            if len(moved):
-                base = row.cached + row.pending
-                src.append(table.slots(base + path[moved], self.page_size))
-                dst.append(table.slots(base + moved, self.page_size))
+            path = outcome.path
+            if path and (path[0] < 0 or path[-1] >= row.draft_limit or list(path) != sorted(set(path))):
+                raise InvariantError(f"request {row.request.id}: an accepted path must ascend within {row.draft_limit} nodes, got {path}")
+            moved = [(node, place) for place, node in enumerate(path) if node != place]
+            if moved:
+                slots = table.slots(row.cached + row.pending + np.array(moved, dtype=np.int64), self.page_size)  # [moved, 2]
+                src.append(slots[:, 0])
+                dst.append(slots[:, 1])
         if src and TARGET in self._storages:
             self._storages[TARGET].move_slots(np.concatenate(src), np.concatenate(dst))
 

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from specdec.errors import DrafterError
+from specdec.kernels.step_ops import copy_rows
 from specdec.kv_manager.manager import KVManager
 
 
@@ -45,17 +46,11 @@ class KVStorage:
 
     def copy_pages(self, src: list[int], dst: list[int]) -> None:
         """Copies whole pages in all layers; every source is read before any destination is written."""
-        self._copy(self._pages, torch.tensor(src, dtype=torch.int64), torch.tensor(dst, dtype=torch.int64))
+        copy_rows(self._pages, src, dst)
 
     def move_slots(self, src: NDArray[np.int64], dst: NDArray[np.int64]) -> None:
         """Copies single slots in all layers; every source is read before any destination is written."""
-        self._copy(self._slots, torch.tensor(src, dtype=torch.int64), torch.tensor(dst, dtype=torch.int64))
-
-    @staticmethod
-    def _copy(pool: Tensor, src: Tensor, dst: Tensor) -> None:
-        """Rows of dimension 2 of `pool`; index_select gathers them into a temporary first."""
-        device = pool.device
-        pool.index_copy_(2, dst.to(device), pool.index_select(2, src.to(device)))
+        copy_rows(self._slots, src, dst)
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from specdec.tree import node_depths
+
 Ints = NDArray[np.int32]
 
 
@@ -69,29 +71,25 @@ class PackedBatch:
 
 def pack(rows: Sequence[PackRow], page_size: int, row_tile: int = 1) -> PackedBatch:
     """Packs `rows`, padding the token rows to a multiple of `row_tile`."""
-    lengths = np.fromiter((len(row.tokens) for row in rows), dtype=np.int32, count=len(rows))
+    lengths = np.array([len(row.tokens) for row in rows], dtype=np.int32)
+    cached = np.array([row.cached for row in rows], dtype=np.int32)
     offsets = np.zeros(len(rows) + 1, dtype=np.int32)
-    np.cumsum(lengths, out=offsets[1:])
+    lengths.cumsum(out=offsets[1:])
     num_tokens = int(offsets[-1])
-    padded = -(-num_tokens // row_tile) * row_tile
-    tokens, positions, parents, depths = (np.zeros(padded, dtype=np.int32) for _ in range(4))
-    slots = np.full(padded, -1, dtype=np.int32)
+    tokens, positions, slots, parents, depths = _blank(-(-num_tokens // row_tile) * row_tile)
+    if rows:
+        tokens[:num_tokens] = np.array([token for row in rows for token in row.tokens], dtype=np.int32)
+    row_of, local = _spans(lengths)
+    parents[:num_tokens] = local - 1
+    depths[:num_tokens] = local
+    _place_nodes(rows, offsets, parents, depths)
+    before = cached[row_of]
+    positions[:num_tokens] = before + depths[:num_tokens]
     page_table = np.zeros((len(rows), max((len(row.pages) for row in rows), default=0)), dtype=np.int32)
-    logit_rows = []
     for index, row in enumerate(rows):
-        start, end = int(offsets[index]), int(offsets[index + 1])
-        count = end - start
-        local = np.arange(count, dtype=np.int32)
-        tokens[start:end] = row.tokens
-        parents[start:end] = local - 1
-        depths[start:end] = local
-        if row.parents is not None and len(row.parents):
-            _place_nodes(row.parents, parents[start:end], depths[start:end])
-        positions[start:end] = row.cached + depths[start:end]
-        logical = row.cached + local
-        slots[start:end] = row.pages[logical // page_size] * page_size + logical % page_size
         page_table[index, : len(row.pages)] = row.pages
-        logit_rows.append(np.arange(end - row.num_logits, end, dtype=np.int32))
+    page, offset = np.divmod(before + local, page_size)
+    slots[:num_tokens] = page_table[row_of, page] * page_size + offset
     return PackedBatch(
         tokens=tokens,
         positions=positions,
@@ -99,18 +97,49 @@ def pack(rows: Sequence[PackRow], page_size: int, row_tile: int = 1) -> PackedBa
         parents=parents,
         depths=depths,
         row_offsets=offsets,
-        cached=np.fromiter((row.cached for row in rows), dtype=np.int32, count=len(rows)),
+        cached=cached,
         page_table=page_table,
-        logit_rows=np.concatenate(logit_rows) if logit_rows else np.empty(0, dtype=np.int32),
+        logit_rows=_logit_rows(rows, offsets),
         page_size=page_size,
     )
 
 
-def _place_nodes(node_parents: Ints, parents: Ints, depths: Ints) -> None:
-    """Writes local parents and depths of the draft nodes, the last `len(node_parents)` tokens of a row."""
-    first = len(parents) - len(node_parents)
-    parents[first:] = node_parents + first
-    if (node_parents == np.arange(len(node_parents)) - 1).all():
-        return  # a chain: the depths are those of the linear case
-    for node, parent in enumerate(node_parents.tolist()):
-        depths[first + node] = depths[first + parent] + 1
+def _logit_rows(rows: Sequence[PackRow], offsets: Ints) -> Ints:
+    """The last `num_logits` token rows of every row."""
+    if all(row.num_logits == len(row.tokens) for row in rows):  # decoding
+        return np.arange(offsets[-1], dtype=np.int32)
+    num_logits = np.array([row.num_logits for row in rows], dtype=np.int32)
+    row_of, local = _spans(num_logits)
+    return (offsets[1:] - num_logits)[row_of] + local
+
+
+def _blank(count: int) -> tuple[Ints, Ints, Ints, Ints, Ints]:
+    """Tokens, positions, slots, parents and depths as they stand in the padding; int32 [count] each."""
+    blank = np.zeros((5, count), dtype=np.int32)
+    blank[2] = -1
+    return blank[0], blank[1], blank[2], blank[3], blank[4]
+
+
+def _spans(lengths: Ints) -> tuple[Ints, Ints]:
+    """For each item of spans that lie end to end: which span it is in, and its place there; int32 [sum of lengths] each."""
+    span = np.repeat(np.arange(len(lengths), dtype=np.int32), lengths)
+    starts = lengths.cumsum(dtype=np.int32) - lengths
+    return span, np.arange(len(span), dtype=np.int32) - starts[span]
+
+
+def _place_nodes(rows: Sequence[PackRow], offsets: Ints, parents: Ints, depths: Ints) -> None:
+    """Writes local parents and depths of the draft nodes, the last tokens of their rows."""
+    drafts = [(index, row.parents) for index, row in enumerate(rows) if row.parents is not None]
+    if not drafts:
+        return
+    which = np.array([index for index, _ in drafts], dtype=np.int32)
+    counts = np.array([len(own) for _, own in drafts], dtype=np.int32)
+    span, node = _spans(counts)
+    ends = offsets[which + 1]
+    first = (ends - offsets[which] - counts)[span]  # local index of the row's node 0, behind the pending tokens
+    own = np.concatenate([own for _, own in drafts])
+    at = (ends - counts)[span] + node
+    parents[at] = own + first
+    in_all = own + np.arange(len(own), dtype=np.int32) - node
+    in_all[own < 0] = -1
+    depths[at] = first - 1 + node_depths(in_all, int(counts.max()))

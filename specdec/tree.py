@@ -25,12 +25,24 @@ Floats = NDArray[np.float32]
 Mask = NDArray[np.bool_]
 
 
-def _depths(parents: Ints) -> Ints:
-    depths = np.ones(len(parents), dtype=np.int32)
-    for node, parent in enumerate(parents.tolist()):
-        if parent >= 0:
-            depths[node] = depths[parent] + 1
-    return depths
+def node_depths(parents: Ints, deepest: int) -> Ints:
+    """int32 [n]: edges from the root to each node, so 1 where the parent is -1. Any number of trees at once.
+
+    By doubling: a node lies as deep below the root as below the node 2**k above it, and that one below the root.
+
+    Args:
+        parents: int32 [n].
+        deepest: no node lies deeper; the size of the largest tree will do.
+    """
+    n = len(parents)
+    depths = np.ones(n + 1, dtype=np.int32)
+    depths[n] = 0  # the root, to which -1 points
+    above = np.empty(n + 1, dtype=np.int32)
+    above[:n], above[n] = parents, -1
+    for _ in range(deepest.bit_length()):
+        depths += depths[above]
+        above = above[above]
+    return depths[:n]
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +63,7 @@ class DraftShape:
 
     def depths(self) -> Ints:
         """int32 [n]: edges from the root to each node, so 1 for a child of the root."""
-        return _depths(self.parents)
+        return node_depths(self.parents, len(self))
 
     def within(self, max_nodes: int, max_depth: int) -> Mask:
         """bool [n]: the first `max_nodes` nodes that lie no deeper than `max_depth`."""
@@ -115,7 +127,7 @@ class DraftTree:
 
     def depths(self) -> Ints:
         """int32 [n]: edges from the root to each node, so 1 for a child of the root."""
-        return _depths(self.parents)
+        return node_depths(self.parents, len(self))
 
     def shape(self, blind: bool = False) -> DraftShape:
         """Its shape; without confidences if `blind`."""
@@ -138,9 +150,34 @@ class DraftTree:
         inner = set(self.parents.tolist())
         return [self.tokens[self.path(leaf)].tolist() for leaf in range(len(self)) if leaf not in inner]
 
+    def children(self) -> dict[int, list[int]]:
+        """Node -> its children in node order, -1 for the root; leaves have no entry."""
+        children: dict[int, list[int]] = {}
+        for node, parent in enumerate(self.parents.tolist()):
+            children.setdefault(parent, []).append(node)
+        return children
+
+    def walk(self, chosen: Sequence[int]) -> tuple[list[int], int]:
+        """Follows chosen tokens from the root down, to the child whose token was chosen, until none is.
+
+        Args:
+            chosen: n + 1 tokens: the choice at the root, then at every node.
+
+        Returns:
+            The accepted nodes, and the token that follows them: the correction, or the bonus. Of siblings with equal tokens
+            the first counts.
+        """
+        path: list[int] = []
+        last, token = -1, chosen[0]
+        for node, (parent, own) in enumerate(zip(self.parents.tolist(), self.tokens.tolist(), strict=True)):
+            if parent == last and own == token:  # the children of `last` all come after it
+                path.append(node)
+                last, token = node, chosen[node + 1]
+        return path, token
+
     def select(self, keep: Mask) -> DraftTree:
         """The nodes where `keep` (bool [n]) is true and all of whose ancestors are kept, renumbered."""
-        if keep.all():
+        if np.count_nonzero(keep) == len(keep):
             return self
         kept = keep.copy()
         for node, parent in enumerate(self.parents.tolist()):
@@ -159,6 +196,8 @@ class DraftTree:
         """The first `max_nodes` nodes that lie no deeper than `max_depth`."""
         if max_nodes <= 0 or max_depth <= 0:
             return EMPTY
+        if len(self) <= min(max_nodes, max_depth):
+            return self
         return self.select(self.shape().within(max_nodes, max_depth))
 
     def validate(self, vocab_size: int) -> None:
@@ -188,3 +227,31 @@ class DraftTree:
 
 
 EMPTY = DraftTree(np.empty(0, dtype=np.int32), np.empty(0, dtype=np.int32))
+
+
+def are_valid(trees: Sequence[object], vocab_size: int) -> bool:
+    """Whether all of `trees` are plain trees, int32 and without q, that `validate` would pass: all of them looked at in one go.
+
+    False says only that they have to be looked at one by one.
+    """
+    drafts = [tree for tree in trees if isinstance(tree, DraftTree) and tree.q is None]
+    if len(drafts) != len(trees):
+        return False
+    if not drafts:
+        return True
+    sizes = [len(tree.tokens) for tree in drafts]
+    given = [tree.parents if tree.confidence is None else tree.confidence for tree in drafts]
+    if max(sizes) > len(_PLACES) or sizes != [len(tree.parents) for tree in drafts] or sizes != [len(array) for array in given]:
+        return False
+    tokens, parents = (np.concatenate([getattr(tree, name) for tree in drafts]) for name in ("tokens", "parents"))
+    chances = np.concatenate([tree.confidence for tree in drafts if tree.confidence is not None] or [_NO_CHANCES])
+    as_stated = tokens.dtype == parents.dtype == np.int32 and chances.dtype == np.float32
+    if not as_stated or not tokens.ndim == parents.ndim == chances.ndim == 1:
+        return False
+    places = np.concatenate([_PLACES[:size] for size in sizes])
+    fits = (tokens >= 0) & (tokens < vocab_size) & (parents >= -1) & (parents < places)
+    return bool(fits.all() and ((chances >= 0) & (chances <= 1)).all())
+
+
+_PLACES = np.arange(4096, dtype=np.int32)
+_NO_CHANCES = np.empty(0, dtype=np.float32)

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specdec.errors import DrafterError
-from specdec.tree import EMPTY, DraftTree
+from specdec.tree import EMPTY, DraftTree, are_valid
 
 
 @st.composite
@@ -93,3 +93,60 @@ def test_a_shape_says_which_nodes_lie_within_limits() -> None:
     assert shape.within(9, 2).tolist() == [True, True, False, True]
     assert shape.within(2, 1).tolist() == [True, False, False, True]
     assert not shape.within(0, 5).any() and not shape.within(5, 0).any()
+
+
+WALKED = DraftTree.from_paths([[1, 2, 3], [1, 4], [5]])  # nodes: 0=1 1=2 2=3 3=4 4=5
+
+
+def test_the_walk_follows_chosen_children_to_the_correction() -> None:
+    #                    root  1  2  3  4  5
+    assert WALKED.walk([1, 4, 9, 9, 7, 9]) == ([0, 3], 7)
+    assert WALKED.walk([5, 9, 9, 9, 9, 2]) == ([4], 2)
+    assert WALKED.walk([8, 2, 3, 9, 9, 9]) == ([], 8)
+
+
+def test_an_accepted_leaf_gives_the_bonus() -> None:
+    assert WALKED.walk([1, 2, 3, 6, 9, 9]) == ([0, 1, 2], 6)
+
+
+def test_an_empty_tree_gives_the_plain_token() -> None:
+    assert EMPTY.walk([3]) == ([], 3)
+
+
+def test_of_equal_siblings_the_first_counts() -> None:
+    tree = DraftTree.chain([1, 2])
+    twins = DraftTree(tree.tokens[[0, 0, 1]], tree.parents[[0, 0, 1]])  # two roots' children 1, then 2 under the first
+    assert twins.walk([1, 2, 9, 5]) == ([0, 2], 5)
+
+
+@given(st.lists(trees(), max_size=5), st.integers(3, 6), st.data())
+def test_trees_looked_at_together_are_valid_if_each_is(drafts: list[DraftTree], vocabulary: int, data: st.DataObject) -> None:
+    spoilt = [tree for tree in drafts if len(tree)]
+    if spoilt and data.draw(st.booleans()):
+        tree = data.draw(st.sampled_from(spoilt))
+        tree.parents[data.draw(st.integers(0, len(tree) - 1))] = data.draw(st.integers(-2, len(tree)))
+
+    def passes(tree: DraftTree) -> bool:
+        try:
+            tree.validate(vocabulary)
+        except DrafterError:
+            return False
+        return True
+
+    assert are_valid(drafts, vocabulary) == all(map(passes, drafts))
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        DraftTree(np.zeros(2, np.int32), np.full(2, -1, np.int32), np.array([0.5, np.nan], np.float32)),
+        DraftTree(np.zeros(2, np.int32), np.full(2, -1, np.int32), np.array([0.5], np.float32)),
+        DraftTree(np.zeros(2, np.int32), np.full(1, -1, np.int32)),
+        DraftTree(np.zeros(2, np.int64), np.full(2, -1, np.int32)),  # valid, but not to be taken as it is
+        DraftTree(np.zeros(1, np.int32), np.full(1, -1, np.int32), q=np.ones((1, 4))),
+        "no tree",
+    ],
+)
+def test_a_tree_that_must_be_looked_at_alone(tree: object) -> None:
+    assert are_valid([EMPTY, DraftTree.chain([1])], 4)
+    assert not are_valid([EMPTY, DraftTree.chain([1]), tree], 4)

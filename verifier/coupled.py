@@ -1,4 +1,4 @@
-"""The default rule: choose at every node with noise that belongs to the position, then walk.
+"""The default rule: choose with noise that belongs to the position, and walk to the child that was chosen.
 
 Daliri, Musco and Suresh, "Coupling without communication and drafter-invariant speculative decoding" (2024,
 arXiv 2408.07978). The choice at a node depends on its real prefix and on noise keyed by (seed, position, token) alone,
@@ -8,14 +8,17 @@ so the emitted ids are those of a run without drafts, whatever was proposed.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import accumulate
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from specdec.backend.base import Backend
+from specdec.backend.base import Backend, TreeBatch
+from specdec.request import Request
 from specdec.verifier.base import Decision, RowNodes
 from specdec.verifier.sampling import choice_batch
-from specdec.verifier.walk import walk
 
 
 class CoupledRule:
@@ -27,22 +30,23 @@ class CoupledRule:
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
+        self._requests: list[Request] = []
+        self._choice = choice_batch([], [])  # how those choose, but for the positions
 
     def decide(self, rows: Sequence[RowNodes], logits: Tensor) -> list[Decision]:
-        positions = [position for row in rows for position in row.positions()]
-        batch = choice_batch([row.request for row in rows], positions, [row.count for row in rows])
-        chosen: list[int] = self._backend.choose(_rows_of(logits, rows), batch).tolist()
-        decisions = []
-        start = 0
-        for row in rows:
-            path, token = walk(row.tree, chosen[start : start + row.count])
-            start += row.count
-            decisions.append(Decision(tuple(path), token))
-        return decisions
+        walked = self._backend.walk(logits, self._tree_batch(rows))
+        paths, counts, tokens = walked.nodes.tolist(), walked.counts.tolist(), walked.next_tokens.tolist()
+        return [Decision(tuple(path[:count]), token) for path, count, token in zip(paths, counts, tokens, strict=True)]
 
-
-def _rows_of(logits: Tensor, rows: Sequence[RowNodes]) -> Tensor:
-    """The logit rows of `rows`; the tensor itself where they are all of it, which is the common case."""
-    if sum(row.count for row in rows) == len(logits):
-        return logits
-    return logits[torch.cat([torch.arange(row.start, row.start + row.count) for row in rows])]
+    def _tree_batch(self, rows: Sequence[RowNodes]) -> TreeBatch:
+        positions = [row.length for row in rows]
+        requests = [row.request for row in rows]
+        if requests != self._requests:  # parameters never change, and from step to step the requests seldom do
+            self._requests, self._choice = requests, choice_batch(requests, positions)
+        return TreeBatch(
+            tokens=np.concatenate([row.tree.tokens for row in rows]),
+            parents=np.concatenate([row.tree.parents for row in rows]),
+            offsets=np.array([0, *accumulate(len(row.tree) for row in rows)], dtype=np.int64),
+            starts=np.array([row.start for row in rows], dtype=np.int64),
+            choice=replace(self._choice, positions=torch.from_numpy(np.array(positions, dtype=np.int64))),
+        )

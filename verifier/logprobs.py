@@ -69,7 +69,9 @@ def prompt_logprobs(plan: BatchPlan, trees: Sequence[DraftTree], logits: Tensor)
         trees: one per row.
         logits: float32 [R, vocabulary] of the step; prompt positions are not changed by transforms.
     """
-    found = {}
+    found: dict[int, tuple[TokenLogprobs, ...]] = {}
+    if not any(row.scores_prompt for row in plan.rows):
+        return found
     start = 0
     for index, (row, tree) in enumerate(zip(plan.rows, trees, strict=True)):
         count = row.num_logits(len(tree))

@@ -13,7 +13,6 @@ import numpy as np
 from specdec.tree import DraftTree
 from specdec.verifier.base import Decision
 from specdec.verifier.coins import Floats, Randomness
-from specdec.verifier.walk import children_of
 
 ReferenceRule = Callable[[DraftTree, Floats, Randomness], Decision]
 """(tree, p, randomness) -> Decision.
@@ -25,7 +24,7 @@ what each node was really drawn from given its earlier siblings, or None where a
 
 def coupled(tree: DraftTree, p: Floats, randomness: Randomness) -> Decision:
     """Draw from the target and follow the child that was drawn; noise that does not depend on the draft."""
-    children = children_of(tree)
+    children = tree.children()
     node = -1
     path: list[int] = []
     while True:
@@ -44,7 +43,7 @@ def rejection(tree: DraftTree, p: Floats, randomness: Randomness) -> Decision:
     for trees Yang et al. 2024 (multi-candidate speculative decoding, arXiv 2401.06706) and Jeon et al. 2024 (recursive
     speculative decoding, arXiv 2402.14160). Each child is weighed against the distribution it was itself drawn from.
     """
-    children = children_of(tree)
+    children = tree.children()
     node = -1
     path: list[int] = []
     while True:
@@ -68,7 +67,7 @@ def traversal(tree: DraftTree, p: Floats, randomness: Randomness) -> Decision:
     On a chain it is block verification (Sun et al. 2024, arXiv 2403.10444, algorithm 2). It accepts at least as much as
     `rejection` in expectation.
     """
-    children = children_of(tree)
+    children = tree.children()
 
     def visit(node: int, mass: float, path: tuple[int, ...]) -> Decision | None:
         """The decision if a path through `node`, which carries `mass`, is accepted."""

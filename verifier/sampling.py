@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Protocol
 from zlib import crc32
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,28 +25,28 @@ class Chooser(Protocol):
     def seed(self) -> int: ...
 
 
-def choice_batch(choosers: Sequence[Chooser], positions: Sequence[int], repeats: Sequence[int]) -> ChoiceBatch:
+def choice_batch(choosers: Sequence[Chooser], positions: Sequence[int], repeats: Sequence[int] | None = None) -> ChoiceBatch:
     """Parameters per logit row.
 
     Args:
         choosers: one per request.
         positions: R indices in the sequence of the tokens to be chosen.
-        repeats: logit rows of each request, in order; they add up to R.
+        repeats: logit rows of each request, in order; they add up to R. None for one each.
     """
-    counts = torch.tensor(repeats, dtype=torch.int64)
     params = [chooser.params for chooser in choosers]
 
-    def column(values: list[float], dtype: torch.dtype) -> Tensor:
-        return torch.tensor(values, dtype=dtype).repeat_interleave(counts)
+    def column(values: list[float] | list[int], dtype: type[np.generic]) -> Tensor:
+        array = np.array(values, dtype=dtype)
+        return torch.from_numpy(array if repeats is None else np.repeat(array, repeats))
 
     return ChoiceBatch(
-        seeds=column([_signed(chooser.seed) for chooser in choosers], torch.int64),
-        positions=torch.tensor(positions, dtype=torch.int64),
-        temperature=column([p.temperature for p in params], torch.float32),
-        top_k=column([p.top_k for p in params], torch.int64),
-        top_p=column([p.top_p for p in params], torch.float32),
-        min_p=column([p.min_p for p in params], torch.float32),
-        typical_p=column([p.typical_p for p in params], torch.float32) if any(p.typical_p < 1 for p in params) else None,
+        seeds=column([_signed(chooser.seed) for chooser in choosers], np.int64),
+        positions=torch.from_numpy(np.array(positions, dtype=np.int64)),
+        temperature=column([p.temperature for p in params], np.float32),
+        top_k=column([p.top_k for p in params], np.int64),
+        top_p=column([p.top_p for p in params], np.float32),
+        min_p=column([p.min_p for p in params], np.float32),
+        typical_p=column([p.typical_p for p in params], np.float32) if any(p.typical_p < 1 for p in params) else None,
     )
 
 
@@ -95,7 +96,7 @@ class NoiseSampler:
         return NoiseSampler(self._backend, name)
 
     def __call__(self, logits: Tensor, rows: Sequence[Chooser], positions: Sequence[int]) -> list[int]:
-        chosen: list[int] = self._backend.choose(logits, choice_batch(rows, positions, [1] * len(rows))).tolist()
+        chosen: list[int] = self._backend.choose(logits, choice_batch(rows, positions)).tolist()
         return chosen
 
     def draw(
@@ -105,12 +106,12 @@ class NoiseSampler:
         coupled = [index for index in range(len(rows)) if index not in set(weighed)]
         drawn: dict[int, list[tuple[int, Tensor | None]]] = {}
         if coupled:
-            choice = choice_batch([rows[i] for i in coupled], [positions[i] for i in coupled], [1] * len(coupled))
+            choice = choice_batch([rows[i] for i in coupled], [positions[i] for i in coupled])
             own = logits if width == 1 and not weighed else logits[coupled]
             drawn.update(zip(coupled, self._race(own, choice, width, say_q=False), strict=True))
         if weighed:
             places = [self._stripe + nodes[i] + 1 for i in weighed]
-            choice = choice_batch([rows[i] for i in weighed], places, [1] * len(weighed))
+            choice = choice_batch([rows[i] for i in weighed], places)
             salts = torch.tensor([len(rows[i].tokens) for i in weighed], dtype=torch.int64)
             choice = replace(choice, stream=DRAFT_STREAM, salts=salts)
             drawn.update(zip(weighed, self._race(logits[weighed], choice, width, say_q=True), strict=True))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from specdec.plan import Accepted, BatchPlan
@@ -56,8 +56,11 @@ class Verifier:
             for row, decision in zip(own, self._rules[name].decide(own, step.current), strict=True):
                 decisions[row.index] = _settled(decision, row.tree)
         errors = {row.index: _reason(row, logits) for row in sound if decisions[row.index].token < 0}
-        return replace(
-            _accepted(len(plan.rows), decisions),
+        nodes, counts, next_tokens = _as_arrays(len(plan.rows), decisions)
+        return Accepted(
+            nodes,
+            counts,
+            next_tokens,
             errors={**step.errors, **errors},
             logprobs=emitted_logprobs(sound, decisions, step),
             prompt_logprobs=scored,
@@ -109,7 +112,8 @@ def _reason(row: RowNodes, logits: Tensor) -> str:
     return ALL_BANNED if bool((logits[row.start] == -torch.inf).all()) else NO_TOKEN
 
 
-def _accepted(num_rows: int, decisions: Mapping[int, Decision]) -> Accepted:
+def _as_arrays(num_rows: int, decisions: Mapping[int, Decision]) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
+    """Accepted nodes, their counts and next tokens, as `Accepted` has them."""
     counts = np.zeros(num_rows, dtype=np.int32)
     next_tokens = np.full(num_rows, -1, dtype=np.int32)
     for index, decision in decisions.items():
@@ -117,4 +121,4 @@ def _accepted(num_rows: int, decisions: Mapping[int, Decision]) -> Accepted:
     nodes = np.full((num_rows, counts.max(initial=0)), -1, dtype=np.int32)
     for index, decision in decisions.items():
         nodes[index, : counts[index]] = decision.path
-    return Accepted(nodes, counts, next_tokens)
+    return nodes, counts, next_tokens

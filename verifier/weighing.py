@@ -19,7 +19,6 @@ from specdec.verifier.base import Decision, RowNodes
 from specdec.verifier.coins import RESIDUAL, Coins, accept_coins
 from specdec.verifier.coupled import CoupledRule
 from specdec.verifier.sampling import choice_batch, filters, probabilities
-from specdec.verifier.walk import children_of
 
 
 class WeighedDraft:
@@ -35,7 +34,7 @@ class WeighedDraft:
     """
 
     def __init__(self, row: RowNodes, logits: Tensor, coins: Coins) -> None:
-        self.children = children_of(row.tree)
+        self.children = row.tree.children()
         self.tokens: list[int] = row.tree.tokens.tolist()
         self.bad_q = 0
         self._row = row
@@ -144,7 +143,7 @@ class WeighingRule(ABC):
             return tokens
         weights = torch.stack([end.weights for end in ends if end.weights is not None])
         positions = [rows[place].length + len(ends[place].path) for place in places]
-        batch = choice_batch([_Drawer(rows[place].request.seed) for place in places], positions, [1] * len(places))
+        batch = choice_batch([_Drawer(rows[place].request.seed) for place in places], positions)
         salts = torch.tensor([rows[place].length for place in places], dtype=torch.int64)
         drawn: list[int] = self._backend.choose(weights.log(), replace(batch, stream=RESIDUAL, salts=salts)).tolist()
         for place, token in zip(places, drawn, strict=True):

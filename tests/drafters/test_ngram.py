@@ -4,10 +4,14 @@ import random
 import time
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdec.drafters.ngram import CANDIDATES, Match, NgramDrafter, NgramIndex, grow_tree
+from specdec.drafters import ngram_reference
+from specdec.drafters.ngram import NgramDrafter
+from specdec.drafters.ngram_reference import CANDIDATES, Index, Match, grow_tree
+from specdec.kernels import ngram as kernel
 from specdec.testing import make_row
 
 
@@ -26,7 +30,7 @@ def plain_search(tokens, shortest, longest):
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=60), st.integers(1, 5), st.integers(0, 6), st.integers(1, 9))
 def test_index_agrees_with_a_plain_search(tokens, shortest, extra, step):
     longest = shortest + extra
-    index = NgramIndex(shortest, longest)
+    index = Index(shortest, longest)
     for length in [*range(1, len(tokens), step), len(tokens)]:
         text = tokens[:length]
         index.extend(text)
@@ -117,3 +121,18 @@ def test_cost_does_not_grow_with_the_text():
         return sorted(times)[len(times) // 2]
 
     assert seconds(39_000) < 8 * seconds(1_000) + 50e-6
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=80), st.integers(1, 5), st.integers(0, 28), st.integers(1, 40), st.integers(1, 9))
+def test_the_compiled_lookup_equals_its_reference(tokens, shortest, extra, limit, step):
+    """Nodes, their order and their confidences, for two texts that grow side by side."""
+    if not kernel.is_available():
+        pytest.skip("no C++ compiler: the reference is what runs")
+    plain, fast = ([module.Index(shortest, min(32, shortest + extra)) for _ in range(2)] for module in (ngram_reference, kernel))
+    for length in [*range(1, len(tokens), step), len(tokens)]:
+        texts, limits, depths = [tokens[:length], tokens[: length // 2]], [limit, 5], [min(limit, 12), 3]
+        wanted = ngram_reference.grow_trees(plain, texts, limits, depths)
+        found = kernel.grow_trees(fast, texts, limits, depths)
+        assert found == wanted
+        for tree, other in zip(found, wanted, strict=True):
+            assert len(tree) == 0 or tree.confidence.tolist() == other.confidence.tolist()

@@ -11,7 +11,6 @@ from specdec.kernels.triton.residual import Draws, Rejected, residual
 from specdec.kernels.triton.row_choice import choose
 from specdec.kernels.triton.tree_walk import tree_walk
 from specdec.tree import DraftTree
-from specdec.verifier.walk import walk
 
 FILTERS = [
     {},
@@ -75,7 +74,7 @@ def test_tree_walk(seed: int) -> None:
         page_size,
     )
     for row, tree in enumerate(trees):
-        path, token = walk(tree, chosen[row].tolist())
+        path, token = tree.walk(chosen[row].tolist())
         count = int(walked.counts[row])
         assert walked.nodes[row, :count].tolist() == path
         assert (walked.nodes[row, count:] == -1).all()

@@ -29,7 +29,6 @@ from specdec.tree import DraftTree
 from specdec.verifier.base import Decision
 from specdec.verifier.coins import Floats, Randomness
 from specdec.verifier.reference import coupled, rejection, traversal
-from specdec.verifier.walk import children_of
 
 P = np.array([0.5, 0.2, 0.1, 0.1, 0.05, 0.03, 0.02, 0.0])
 Q = np.array([0.02, 0.03, 0.05, 0.1, 0.1, 0.2, 0.25, 0.25])
@@ -110,7 +109,7 @@ def sloppy_rejection(residual: str) -> object:
 
     def rule(tree: DraftTree, p: Floats, randomness: Randomness) -> Decision:
         current, total = p[0], tree.q
-        for child in children_of(tree).get(-1, []):
+        for child in tree.children().get(-1, []):
             token, q = int(tree.tokens[child]), total[child]
             if randomness.accept(child, min(1.0, current[token] / q[token])):
                 return Decision((child,), randomness.draw(1, p[child + 1]))

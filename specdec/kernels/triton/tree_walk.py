@@ -35,7 +35,7 @@ class Walked:
 def tree_walk(
     tokens: Tensor, parents: Tensor, offsets: Tensor, chosen: Tensor, bases: Tensor, page_table: Tensor, page_size: int
 ) -> Walked:
-    """See `specdec.verifier.walk` for the walk and `KVManager.commit` for the slots.
+    """See `specdec.tree.DraftTree.walk` for the walk and `KVManager.commit` for the slots.
 
     Args:
         tokens: int32 [N], the nodes of all rows.

@@ -1,0 +1,26 @@
+// Copies rows of a KV pool, slots or whole pages, in all planes: keys and values of every layer.
+// The reference is specdec/kernels/step_reference.py: copy_rows.
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+namespace {
+
+constexpr int64_t kParallelBytes = 1 << 18;  // below this, waking other threads costs more than they save
+
+thread_local std::vector<char> gathered;
+
+}  // namespace
+
+// pool: [planes, rows, row_bytes]; src, dst: int64 [count]. Within a plane every source is read before any destination is
+// written, so they may overlap.
+extern "C" void specdec_copy_rows(char *pool, int64_t planes, int64_t rows, int64_t row_bytes, const int64_t *src, const int64_t *dst,
+                                  int64_t count, int threads) {
+#pragma omp parallel for schedule(static) num_threads(threads) if (planes * count * row_bytes >= kParallelBytes)
+    for (int64_t p = 0; p < planes; ++p) {
+        char *const plane = pool + p * rows * row_bytes;
+        gathered.resize(count * row_bytes);
+        for (int64_t i = 0; i < count; ++i) std::memcpy(gathered.data() + i * row_bytes, plane + src[i] * row_bytes, row_bytes);
+        for (int64_t i = 0; i < count; ++i) std::memcpy(plane + dst[i] * row_bytes, gathered.data() + i * row_bytes, row_bytes);
+    }
+}
