@@ -86,7 +86,7 @@ def load_draft_model(
 
     check_options(target, depth, tree, greedy)
     try:
-        loaded = load_model(target, dtype=context.config.dtype, device=context.backend.device)
+        loaded = load_model(target, dtype=context.config.dtype, device=context.backend.device, max_positions=context.max_model_len)
     except SpecdecError as error:
         raise DrafterError(f"drafter model:{target}: {error}") from error
     return DraftModelDrafter(context, loaded, depth, name=f"model:{target}", tree=tree, greedy=greedy)
@@ -183,7 +183,7 @@ class DraftModelDrafter(Drafter):
         self.default_limit = num_nodes(self._widths)
         self._context = context
         specs = loaded.model.attention_specs
-        self._kv = context.create_kv(f"{name}#{next(_numbers)}", len(specs), specs[0].num_kv_heads, specs[0].head_dim, loaded.dtype)
+        self._kv = context.create_kv(f"{name}#{next(_numbers)}", len(specs), specs[0].num_kv_heads, specs[0].head_dim, loaded.kv_dtype)
         self._runner = ModelRunner(loaded.model, context.backend, self._kv)
         self._max_length = min(loaded.config.max_position_embeddings, context.max_model_len)
         self._speculative: dict[str, tuple[int, list[int]]] = {}  # request -> committed length then, tokens in the pool after it

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from specdec.backend.base import Backend
 from specdec.models import Decoder
+from specdec.models.fused import decoder_tensors
 from specdec.pack import PackRow, pack
 
 
@@ -26,7 +27,8 @@ class ForwardOutput:
     """Results of one forward.
 
     Attributes:
-        logits: float32 [R, vocabulary], for the last `num_logits` tokens of each row, in row order.
+        logits: float32 [R, vocabulary], for the last `num_logits` tokens of each row, in row order. The runner's next forward
+            may overwrite it.
         hidden: layer -> [T, hidden], the captured states of all token rows.
     """
 
@@ -42,12 +44,17 @@ class ModelRunner:
         self.backend = backend
         self.storage = storage
         self.page_size = storage.keys.shape[2]
-        self.row_tile = backend.prepare(model)
+        tensors = decoder_tensors(model)
+        self._fused = backend.fuse(tensors) if tensors is not None else None
+        self.row_tile = 1 if self._fused is not None else backend.prepare(model)
 
     @torch.inference_mode()
     def forward(self, rows: Sequence[PackRow], capture: Sequence[int] = ()) -> ForwardOutput:
         """Forwards `rows`, at least one of them, and captures the output states of the layers in `capture`."""
-        batch = self.backend.upload(pack(rows, self.page_size, self.row_tile))
+        packed = pack(rows, self.page_size, self.row_tile)
+        if self._fused is not None:
+            return ForwardOutput(*self._fused(packed, self.storage.keys, self.storage.values, capture))
+        batch = self.backend.upload(packed)
         attend = self.backend.attention(batch, self.storage.keys, self.storage.values, self.model.attention_specs)
         hidden, captured = self.model(batch.tokens, batch.positions, attend, capture)
         return ForwardOutput(self._logits(hidden[batch.logit_rows]), captured)

@@ -14,9 +14,10 @@ from specdec.backend.base import Backend
 from specdec.config import EngineConfig
 from specdec.drafter_spec import parse_drafter_spec
 from specdec.drafters.registry import check_spec, model_of
+from specdec.kernels.build import cpu_kernels_are_missing
 from specdec.kv_manager.storage import KVStorage
 from specdec.memory import MemoryPlan, ModelMemory, free_memory, plan_memory
-from specdec.models import inspect_model, load_model, resolve_dtype
+from specdec.models import ModelSource, load_model, open_model, weight_bytes
 
 if TYPE_CHECKING:
     from specdec.models import LoadedModel
@@ -26,22 +27,24 @@ def load_engine_parts(config: EngineConfig, progress: Callable[[str], None]) -> 
     """Target, backend and memory plan for `Engine`. See `Engine.from_config` for what it raises."""
     check_spec(config.drafter)
     backend = create_backend(config.device)
-    sources = [config.model, *filter(None, (model_of(part) for part in parse_drafter_spec(config.drafter)))]
+    if cpu_kernels_are_missing():
+        progress("compiling the kernels for this processor (once, some ten seconds)")
+    names = [config.model, *filter(None, (model_of(part) for part in parse_drafter_spec(config.drafter)))]
+    sources = [open_model(name) for name in names]
     models = [_memory_of(source, config, backend.device) for source in sources]
-    limit = inspect_model(config.model).max_position_embeddings
-    memory = plan_memory(config, models, limit, free_memory())
+    memory = plan_memory(config, models, sources[0].config.max_position_embeddings, free_memory())
     progress(str(memory))
     start = time.perf_counter()
-    target = load_model(config.model, dtype=config.dtype, device=backend.device, progress=progress)
-    progress(f"loaded {target.source} as {str(target.dtype).removeprefix('torch.')} in {time.perf_counter() - start:.1f} s")
+    target = load_model(sources[0], dtype=config.dtype, device=backend.device, progress=progress, max_positions=memory.max_model_len)
+    reason = f" ({target.precision.reason})" if target.precision.reason else ""
+    progress(f"loaded {target.source} as {target.weights} in {time.perf_counter() - start:.1f} s{reason}")
     return target, backend, memory
 
 
-def _memory_of(source: str, config: EngineConfig, device: torch.device) -> ModelMemory:
-    model = inspect_model(source)
-    dtype = resolve_dtype(config.dtype, model, device)
+def _memory_of(source: ModelSource, config: EngineConfig, device: torch.device) -> ModelMemory:
+    model, precision = source.config, source.precision(config.dtype, device)
     return ModelMemory(
-        name=os.path.basename(source.rstrip("/")),
-        weight_bytes=model.num_parameters * dtype.itemsize,
-        page_bytes=KVStorage.bytes_per_page(model.num_layers, config.page_size, model.num_kv_heads, model.head_dim, dtype),
+        name=os.path.basename(source.name.rstrip("/")),
+        weight_bytes=weight_bytes(model, precision),
+        page_bytes=KVStorage.bytes_per_page(model.num_layers, config.page_size, model.num_kv_heads, model.head_dim, precision.kv_dtype),
     )

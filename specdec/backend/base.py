@@ -7,12 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from specdec.pack import PackedBatch
+
+if TYPE_CHECKING:
+    from specdec.kernels.decoder_ops import DecoderTensors
 
 
 @dataclass(frozen=True)
@@ -70,6 +75,23 @@ class Attend(Protocol):
         ...
 
 
+class FusedForward(Protocol):
+    """A forward in one call: appends the batch's KV to the pool and computes the logits."""
+
+    def __call__(self, packed: PackedBatch, keys: Tensor, values: Tensor, capture: Sequence[int]) -> tuple[Tensor, dict[int, Tensor]]:
+        """
+        Args:
+            packed: the batch, without padding rows.
+            keys: [layers, pages, page_size, num_kv_heads, head_dim], the pool.
+            values: the same shape and strides.
+            capture: layers whose output to return.
+
+        Returns:
+            float32 [R, vocabulary], which the next forward may overwrite, and per captured layer float32 [T, hidden].
+        """
+        ...
+
+
 class Backend(Protocol):
     """What a device must offer."""
 
@@ -99,6 +121,10 @@ class Backend(Protocol):
         """
         ...
 
+    def fuse(self, tensors: DecoderTensors) -> FusedForward | None:
+        """A decoder's whole forward as one call; None where this device has none for such a model."""
+        ...
+
     def choose(self, logits: Tensor, choice: ChoiceBatch) -> Tensor:
         """Chooses a token for every row by the coupled rule (docs/architecture.md).
 
@@ -108,6 +134,17 @@ class Backend(Protocol):
 
         Returns:
             int64 [R] on the CPU; -1 where no token has a finite logit or a logit is NaN.
+        """
+        ...
+
+    def walk(self, logits: Tensor, trees: TreeBatch) -> Walked:
+        """Chooses by the coupled rule at each request's root and follows its draft: to the child that was chosen, until none is.
+
+        What a node's logits choose is what `choose` says for its position; nodes that are not reached may be left out.
+
+        Args:
+            logits: float32 [R, vocabulary], read only.
+            trees: the drafts, and which rows of logits are theirs.
         """
         ...
 
@@ -141,3 +178,37 @@ class ChoiceBatch:
     stream: int = 0
     salts: Tensor | None = None
     typical_p: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class TreeBatch:
+    """The drafts of B requests that choose in a step, N nodes in all, and how they choose; on the host.
+
+    Attributes:
+        tokens: int32 [N], the nodes of the first request, then of the next.
+        parents: int32 [N], index of the parent within the request; -1 is the root, and parents come before children.
+        offsets: int64 [B + 1], first node of each request.
+        starts: int64 [B], logit row of each root; those of its nodes follow it in order.
+        choice: parameters [B]; `positions` are those of the tokens chosen at the roots. Stream 0.
+    """
+
+    tokens: NDArray[np.int32]
+    parents: NDArray[np.int32]
+    offsets: NDArray[np.int64]
+    starts: NDArray[np.int64]
+    choice: ChoiceBatch
+
+
+@dataclass(frozen=True)
+class Walked:
+    """Where the walks of B requests ended, D being the most nodes that one of them has.
+
+    Attributes:
+        nodes: int32 [B, D], accepted nodes from the root down, then -1.
+        counts: int32 [B], how many.
+        next_tokens: int32 [B], the token after them: the correction or the bonus; -1 where none can be chosen.
+    """
+
+    nodes: NDArray[np.int32]
+    counts: NDArray[np.int32]
+    next_tokens: NDArray[np.int32]

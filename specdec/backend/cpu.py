@@ -9,9 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from specdec.backend.base import AttentionSpec, ChoiceBatch, ForwardBatch
+from specdec.backend.base import AttentionSpec, ChoiceBatch, ForwardBatch, TreeBatch, Walked
 from specdec.backend.cpu_linear import exact_row_tile, pack_linears
-from specdec.kernels import cpu_ops
+from specdec.kernels import cpu_ops, step_ops
+from specdec.kernels.decoder_ops import DecoderTensors, FusedDecoder, fuse_decoder
 from specdec.pack import PackedBatch
 
 
@@ -33,8 +34,14 @@ class CPUBackend:
         pack_linears(model)
         return exact_row_tile(model)
 
+    def fuse(self, tensors: DecoderTensors) -> FusedDecoder | None:
+        return fuse_decoder(tensors)
+
     def choose(self, logits: Tensor, choice: ChoiceBatch) -> Tensor:
         return cpu_ops.choose(logits, choice)
+
+    def walk(self, logits: Tensor, trees: TreeBatch) -> Walked:
+        return step_ops.walk(logits, trees)
 
     def clock(self) -> float:
         return time.perf_counter()
@@ -52,6 +59,6 @@ class PagedAttention:
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         keys, values = self._keys[layer], self._values[layer]
-        keys.flatten(0, 1).index_copy_(0, self._slots, k[: self._num_tokens])
-        values.flatten(0, 1).index_copy_(0, self._slots, v[: self._num_tokens])
+        keys.flatten(0, 1).index_copy_(0, self._slots, k[: self._num_tokens].to(keys.dtype))
+        values.flatten(0, 1).index_copy_(0, self._slots, v[: self._num_tokens].to(values.dtype))
         return cpu_ops.paged_attention(q, keys, values, self._packed, self._specs[layer])

@@ -2,7 +2,7 @@
 
 The library is cached by the hash of sources, flags, compiler and processor, and put in place atomically, so that two
 processes that build it at once do no harm. Only plain C functions are exported: no Python or torch headers, so a build
-takes seconds.
+takes some ten seconds.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -30,7 +31,7 @@ SOURCES = Path(__file__).parent / "cpu"
 # linked without -fopenmp so that GOMP_* binds to the OpenMP runtime that torch has loaded; a second runtime would
 # bring a second set of threads.
 COMPILE_FLAGS = (
-    *("-O3", "-march=native", "-std=c++17", "-fPIC", "-fopenmp"),
+    *("-O3", "-march=native", "-std=c++20", "-fPIC", "-fopenmp"),
     *("-fassociative-math", "-fno-signed-zeros", "-fno-trapping-math", "-fno-math-errno"),
 )
 
@@ -56,33 +57,54 @@ def _load(path: Path) -> ctypes.CDLL:
         raise KernelError(f"cannot load {path}: {error}") from error
 
 
+def cpu_kernels_are_missing() -> bool:
+    """Whether `load_cpu_kernels` will have to compile, which takes a while: worth a word to the user beforehand."""
+    if os.environ.get("SPECDEC_NO_KERNELS") == "1":
+        return False
+    try:
+        return not _library(_compiler()).exists()
+    except (KernelError, OSError):
+        return False  # there will be none, and `load_cpu_kernels` says why
+
+
 def _build() -> Path:
-    compiler = shutil.which(os.environ.get("CXX", "c++")) or shutil.which("g++") or shutil.which("clang++")
-    if compiler is None:
-        raise KernelError("no C++ compiler found; install g++ or clang, or set CXX")
-    sources = sorted(SOURCES.glob("*.cpp"))
-    digest = hashlib.sha256()
-    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
-    for part in (*COMPILE_FLAGS, compiler, version, _processor(), torch.__version__):
-        digest.update(part.encode() + b"\0")
-    for source in (*sources, *sorted(SOURCES.glob("*.h"))):
-        digest.update(source.read_bytes())
-    folder = cache_dir("kernels")
-    library = folder / f"cpu-{digest.hexdigest()[:24]}.so"
+    compiler = _compiler()
+    library = _library(compiler)
     if not library.exists():
-        with tempfile.TemporaryDirectory(dir=folder) as scratch:
-            built = _compile(compiler, sources, Path(scratch))
+        with tempfile.TemporaryDirectory(dir=library.parent) as scratch:
+            built = _compile(compiler, _sources(), Path(scratch))
             os.replace(built, library)
     return library
 
 
+def _compiler() -> str:
+    compiler = shutil.which(os.environ.get("CXX", "c++")) or shutil.which("g++") or shutil.which("clang++")
+    if compiler is None:
+        raise KernelError("no C++ compiler found; install g++ or clang, or set CXX")
+    return compiler
+
+
+def _sources() -> list[Path]:
+    return sorted(SOURCES.glob("*.cpp"))
+
+
+def _library(compiler: str) -> Path:
+    """Where the library lies, or will."""
+    digest = hashlib.sha256()
+    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
+    for part in (*COMPILE_FLAGS, compiler, version, _processor(), torch.__version__):
+        digest.update(part.encode() + b"\0")
+    for source in (*_sources(), *sorted(SOURCES.glob("*.h"))):
+        digest.update(source.read_bytes())
+    return cache_dir("kernels") / f"cpu-{digest.hexdigest()[:24]}.so"
+
+
 def _compile(compiler: str, sources: list[Path], scratch: Path) -> Path:
-    objects = []
-    for source in sources:
-        objects.append(str(scratch / f"{source.stem}.o"))
-        _run([compiler, *COMPILE_FLAGS, "-c", str(source), "-o", objects[-1]])
+    objects = {source: str(scratch / f"{source.stem}.o") for source in sources}
+    with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
+        list(pool.map(lambda source: _run([compiler, *COMPILE_FLAGS, "-c", str(source), "-o", objects[source]]), sources))
     built = scratch / "kernels.so"
-    _run([compiler, "-shared", *objects, "-o", str(built)])
+    _run([compiler, "-shared", *objects.values(), "-o", str(built)])
     return built
 
 

@@ -2,7 +2,21 @@
 
 from specdec.models.config import ModelConfig
 from specdec.models.decoder import Decoder
-from specdec.models.loading import LoadedModel, inspect_model, load_model, load_tokenizer, resolve_dtype
+from specdec.models.loading import LoadedModel, ModelSource, inspect_model, load_model, load_tokenizer, open_model, weight_bytes
+from specdec.models.precision import Precision, resolve_precision
 from specdec.models.sources import resolve_source
 
-__all__ = ["Decoder", "LoadedModel", "ModelConfig", "inspect_model", "load_model", "load_tokenizer", "resolve_dtype", "resolve_source"]
+__all__ = [
+    "Decoder",
+    "LoadedModel",
+    "ModelConfig",
+    "ModelSource",
+    "Precision",
+    "inspect_model",
+    "load_model",
+    "load_tokenizer",
+    "open_model",
+    "resolve_precision",
+    "resolve_source",
+    "weight_bytes",
+]

@@ -202,7 +202,6 @@ def _layers(hf: Any, head_dim: int, source: str) -> tuple[tuple[int, ...], tuple
 
 def _rope(hf: Any, layer_type: str | None, head_dim: int, source: str) -> Rope:
     import torch
-    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
     parameters = hf.rope_parameters if layer_type is None else hf.rope_parameters[layer_type]
     kind = parameters["rope_type"]
@@ -213,5 +212,7 @@ def _rope(hf: Any, layer_type: str | None, head_dim: int, source: str) -> Rope:
     if kind == "default":
         exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
         return Rope(tuple((1.0 / parameters["rope_theta"] ** exponents).tolist()))
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
     inv_freq, scaling = ROPE_INIT_FUNCTIONS[kind](hf, torch.device("cpu"), layer_type=layer_type)
     return Rope(tuple(inv_freq.float().tolist()), float(scaling))

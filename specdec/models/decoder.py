@@ -43,8 +43,8 @@ class Decoder(nn.Module):
         self.tie_weights()
 
     def tie_weights(self) -> None:
-        """Makes the output projection use the embedding's weight, where the architecture says so."""
-        if self.config.tie_word_embeddings:
+        """Makes the output projection use the embedding's weight, where the architecture says so and a pass has not replaced them."""
+        if self.config.tie_word_embeddings and isinstance(self.lm_head, nn.Linear):
             self.lm_head.weight = self.model.embed_tokens.weight
 
     @property

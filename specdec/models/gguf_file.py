@@ -70,6 +70,11 @@ class GgufFile:
         size = tensor.num_rows * tensor.row_bytes
         return self.data[tensor.offset : tensor.offset + size].reshape(tensor.num_rows, tensor.row_bytes)
 
+    def release(self) -> None:
+        """Lets go of the pages read so far, which count as this process's memory; they are read again where they are needed."""
+        if hasattr(mmap, "MADV_DONTNEED"):
+            self.data._mmap.madvise(mmap.MADV_DONTNEED)  # type: ignore[attr-defined]  # np.memmap's own mmap
+
 
 def read_gguf(path: Path) -> GgufFile:
     """Maps a GGUF file. Raises ModelError when it is none, and WeightError when it is cut short."""

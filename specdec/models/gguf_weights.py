@@ -1,41 +1,25 @@
-"""GGUF weights, dequantised into the decoder's names and layout, and kept in a cache so that a second start is fast.
-
-    $SPECDEC_CACHE/converted/<key>/model.safetensors       key: file identity, dtype, format version
-
-The cache file appears by one rename, so that a killed or concurrent writer leaves either nothing or a whole file.
-"""
+"""GGUF weights as a checkpoint: dequantised on reading, under the decoder's names and in its layout."""
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
 import re
-import tempfile
-import time
-from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from specdec.cache import cache_dir
 from specdec.errors import WeightError
 from specdec.models.config import ModelConfig
 from specdec.models.gguf_file import GgufFile, GgufTensor
+from specdec.quantization import int4
 
-FORMAT_VERSION = 1  # of the converted layout; a new number makes old cache files unused
 QUANT_TYPES = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
-_CHUNK_NUMBERS = 1 << 22  # bounds the temporaries of a large tensor; smaller chunks cost up to three times the time
-_IDENTITY_BYTES = 1 << 20
-_STALE_S = 24 * 3600.0
-_SAFETENSORS_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 
+_EMBEDDING = "model.embed_tokens"
 _TOP_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _LAYER_NAMES = {
     "attn_norm": "input_layernorm",
@@ -67,46 +51,61 @@ class _Source:
     offset: float
 
 
-def converted_weights(
-    file: GgufFile, config: ModelConfig, dtype: torch.dtype, progress: Callable[[str], None]
-) -> tuple[Path | None, dict[str, Tensor]]:
-    """The weights of a GGUF file under the decoder's parameter names.
-
-    Returns:
-        the cache file, written now unless it was there; or, where the cache cannot be written, None and the tensors.
+class GgufWeights:
+    """The weights of a GGUF file; a `specdec.models.weights.Checkpoint`.
 
     Raises:
-        WeightError: a tensor is not known, of a quantisation type that is not supported, or not finite.
+        WeightError: a tensor is not known, or of a quantisation type that is not supported.
     """
-    sources = _sources(file, config)
-    size = sum(int(np.prod(source.tensor.shape)) for source in sources.values()) * dtype.itemsize
-    try:
-        target = cached_path(file.path, dtype)
-        if not target.exists():
-            progress(f"converting {file.path.name} to {str(dtype).removeprefix('torch.')} ({size / 1e9:.1f} GB, once)")
-            _write_cache(file, sources, dtype, target, progress)
-    except OSError as error:
-        progress(f"the converted weights cannot be kept ({error}); set SPECDEC_CACHE to a folder with {size / 1e9:.1f} GB to start faster")
-        tensors = {name: torch.empty(source.tensor.shape, dtype=dtype) for name, source in sources.items()}
-        _fill(file, sources, tensors, progress)
-        return None, tensors
-    return target, {}
 
+    def __init__(self, file: GgufFile, config: ModelConfig) -> None:
+        self._file = file
+        self._sources = _sources(file, config)
+        self._tied = config.tie_word_embeddings
+        self.files: Mapping[str, Path] = dict.fromkeys(self._sources, file.path)
 
-def cached_path(path: Path, dtype: torch.dtype) -> Path:
-    """Where the converted weights of a GGUF file lie; hashes its size, time, head and tail, not all of it."""
-    stat = path.stat()
-    digest = hashlib.sha256(f"{FORMAT_VERSION} {dtype} {stat.st_size} {stat.st_mtime_ns}".encode())
-    with path.open("rb") as stream:
-        digest.update(stream.read(_IDENTITY_BYTES))
-        stream.seek(max(0, stat.st_size - _IDENTITY_BYTES))
-        digest.update(stream.read())
-    return cache_dir("converted", digest.hexdigest()[:32]) / "model.safetensors"
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._sources[name].tensor.shape
 
+    def read(self, name: str, start: int = 0, stop: int | None = None) -> Tensor:
+        """float32 rows [start, stop). Raises WeightError where one holds NaN or infinite numbers."""
+        from gguf import GGMLQuantizationType
+        from gguf.quants import dequantize
 
-def parameter_shapes(file: GgufFile, config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Names and shapes that the converted weights of a GGUF file have."""
-    return {name: source.tensor.shape for name, source in _sources(file, config).items()}
+        source = self._sources[name]
+        raw = self._file.rows(source.tensor)
+        vector = len(source.tensor.shape) == 1
+        if vector:  # its numbers are one row
+            values = dequantize(raw, GGMLQuantizationType[source.tensor.kind]).reshape(-1)
+            values = (values if source.order is None else values[source.order])[start:stop]
+        else:
+            rows = raw[start:stop] if source.order is None else raw[source.order[start:stop]]
+            values = dequantize(rows, GGMLQuantizationType[source.tensor.kind])
+        if not np.isfinite(values.sum(dtype=np.float64)):
+            raise WeightError(f"{self._file.path}: tensor {source.tensor.name} holds NaN or infinite numbers")
+        if source.offset:
+            values = values - np.float32(source.offset)
+        # a copy, since the file is mapped read-only and torch wants writable memory
+        return torch.from_numpy(values if values.flags.writeable else values.copy())
+
+    def four_bit_layers(self) -> frozenset[str]:
+        """Linear layers whose weights are 4-bit blocks; the output projection among them where the embedding that it shares is."""
+        kept = {name.removesuffix(".weight") for name, source in self._sources.items() if source.tensor.kind in int4.KINDS}
+        if self._tied and _EMBEDDING in kept:
+            kept.add("lm_head")
+        return frozenset(kept - {_EMBEDDING})
+
+    def read_four_bit(self, name: str, start: int, stop: int) -> int4.Parts:
+        source = self._sources[name]
+        raw = self._file.rows(source.tensor)
+        rows = raw[start:stop] if source.order is None else raw[source.order[start:stop]]
+        parts = int4.read_gguf_blocks(rows, source.tensor.kind)
+        if not all(bool(torch.isfinite(numbers).all()) for numbers in parts[1:]):
+            raise WeightError(f"{self._file.path}: tensor {source.tensor.name} holds NaN or infinite numbers")
+        return parts
+
+    def release(self) -> None:
+        self._file.release()
 
 
 def _sources(file: GgufFile, config: ModelConfig) -> dict[str, _Source]:
@@ -144,87 +143,3 @@ def _row_order(name: str, architecture: str, config: ModelConfig) -> NDArray[np.
         return None
     rows = np.arange(heads * config.head_dim).reshape(heads, config.head_dim // 2, 2)
     return rows.swapaxes(1, 2).reshape(-1)
-
-
-def _fill(file: GgufFile, sources: Mapping[str, _Source], out: Mapping[str, Tensor], progress: Callable[[str], None]) -> None:
-    """Dequantises every source into its tensor, several at a time: numpy drops the interpreter lock in large operations."""
-    total, done, last = sum(t.numel() for t in out.values()), 0, time.monotonic()
-    largest_first = sorted(sources, key=lambda name: -out[name].numel())
-    with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:
-        for name, _ in zip(largest_first, pool.map(lambda n: _dequantise(file, sources[n], out[n]), largest_first), strict=True):
-            done += out[name].numel()
-            if time.monotonic() - last > 1.0:
-                last = time.monotonic()
-                progress(f"converting {file.path.name}: {100 * done // total} %")
-
-
-def _dequantise(file: GgufFile, source: _Source, out: Tensor) -> None:
-    from gguf import GGMLQuantizationType
-    from gguf.quants import dequantize
-
-    tensor, kind = source.tensor, GGMLQuantizationType[source.tensor.kind]
-    raw = file.rows(tensor)
-    numbers = out.view(-1, out.shape[-1]) if source.order is None or out.dim() > 1 else out.view(-1, 1)
-    if source.order is not None:
-        raw = raw.reshape(len(source.order), -1)[source.order]  # of a bias, single numbers
-    step = max(1, _CHUNK_NUMBERS // numbers.shape[1])
-    for start in range(0, len(raw), step):
-        chunk = raw[start : start + step]
-        values = chunk.view(np.float32) if kind == GGMLQuantizationType.F32 else dequantize(chunk, kind)
-        if not np.isfinite(values.sum(dtype=np.float64)):
-            raise WeightError(f"{file.path}: tensor {tensor.name} holds NaN or infinite numbers")
-        if source.offset:
-            values = values - np.float32(source.offset)
-        # a copy, since the file is mapped read-only and torch wants writable memory
-        numbers[start : start + step].copy_(torch.from_numpy(values if values.flags.writeable else values.copy()))
-
-
-def _write_cache(file: GgufFile, sources: Mapping[str, _Source], dtype: torch.dtype, target: Path, progress: Callable[[str], None]) -> None:
-    """Dequantises straight into a mapped safetensors file, so that no tensor is held in memory."""
-    entries: dict[str, dict[str, Any]] = {}  # a safetensors header, JSON values
-    offset = 0
-    for name, source in sources.items():
-        end = offset + int(np.prod(source.tensor.shape)) * dtype.itemsize
-        entries[name] = {"dtype": _SAFETENSORS_NAMES[dtype], "shape": list(source.tensor.shape), "data_offsets": [offset, end]}
-        offset = end
-    header = json.dumps({"__metadata__": {"format": "pt"}, **entries}).encode()
-    header += b" " * (-(8 + len(header)) % 64)  # data starts on a cache line
-    _remove_stale(target.parent)
-    handle, temporary = tempfile.mkstemp(prefix="writing-", dir=target.parent)
-    try:
-        with os.fdopen(handle, "r+b") as stream:
-            _reserve(stream.fileno(), 8 + len(header) + offset)
-            stream.write(len(header).to_bytes(8, "little") + header)
-            stream.flush()
-            data = np.memmap(stream, dtype=np.uint8, mode="r+", offset=0)
-            base = 8 + len(header)
-            out = {
-                name: torch.from_numpy(data[base + entry["data_offsets"][0] : base + entry["data_offsets"][1]])
-                .view(dtype)
-                .view(*sources[name].tensor.shape)
-                for name, entry in entries.items()
-            }
-            _fill(file, sources, out, progress)
-            data.flush()
-        os.replace(temporary, target)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-
-
-def _reserve(descriptor: int, size: int) -> None:
-    """Takes the disk space now: writing to a mapping of a full disk would kill the process instead of raising OSError."""
-    if hasattr(os, "posix_fallocate"):
-        os.posix_fallocate(descriptor, 0, size)
-    else:
-        os.truncate(descriptor, size)
-
-
-def _remove_stale(folder: Path) -> None:
-    """Removes what killed writers left behind."""
-    for path in folder.glob("writing-*"):
-        try:
-            if time.time() - path.stat().st_mtime > _STALE_S:
-                path.unlink()
-        except FileNotFoundError:
-            continue  # its writer finished

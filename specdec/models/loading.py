@@ -9,19 +9,49 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
-from specdec.errors import ConfigError, ModelError, WeightError
+from specdec.errors import ModelError, WeightError
+from specdec.models import converted
 from specdec.models.config import ModelConfig, as_id_set, check_architecture, config_from_transformers
+from specdec.models.converted import Conversion, cached_path, convert_in_memory, write_converted
 from specdec.models.decoder import Decoder
 from specdec.models.gguf_file import GgufFile, read_gguf
+from specdec.models.huge_pages import read_into_huge_pages
+from specdec.models.precision import Precision, resolve_precision
 from specdec.models.sources import resolve_source
-from specdec.models.weights import load_weights, open_file, open_folder
+from specdec.models.weights import Checkpoint, SafetensorsFiles, check_names, load_tensors, open_file, open_folder, wanted_tensors
+from specdec.quantization.layers import quantize_linears
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_BF16_CAPABILITIES = ("amx_bf16", "avx512_bf16")
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """A model found, its weights not yet read.
+
+    Attributes:
+        name: as it was asked for.
+        path: a folder with config.json, or a GGUF file.
+        file: the GGUF file, opened.
+    """
+
+    name: str
+    path: Path
+    file: GgufFile | None
+    config: ModelConfig
+
+    def precision(self, dtype: str | torch.dtype, device: torch.device) -> Precision:
+        """What to run it in. Raises ConfigError as `resolve_precision` does."""
+        four_bit: frozenset[str] = frozenset()
+        if self.file is not None:
+            from specdec.models.gguf_weights import GgufWeights
+
+            four_bit = GgufWeights(self.file, self.config).four_bit_layers()
+        return resolve_precision(dtype, self.config, device, four_bit=four_bit)
 
 
 @dataclass(frozen=True)
@@ -32,7 +62,7 @@ class LoadedModel:
         tokenizer: None where a model folder holds none.
         eos_token_ids: every id that ends a text: of generation config (else config), tokenizer and GGUF file.
         source: as it was asked for.
-        dtype: of the weights.
+        precision: in what it is kept and computed.
     """
 
     model: Decoder
@@ -40,11 +70,33 @@ class LoadedModel:
     tokenizer: PreTrainedTokenizerBase | None
     eos_token_ids: frozenset[int]
     source: str
-    dtype: torch.dtype
+    precision: Precision
+
+    @property
+    def weights(self) -> str:
+        """`int8`, `int4` or the name of a float type."""
+        return self.precision.weights
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of activations between the products."""
+        return self.precision.dtype
+
+    @property
+    def kv_dtype(self) -> torch.dtype:
+        """Of its KV pool."""
+        return self.precision.kv_dtype
+
+
+def open_model(source: str) -> ModelSource:
+    """Finds a model and reads its config, for planning memory before weights load. Raises as `load_model` does."""
+    path = resolve_source(source, config_only=True)
+    file = read_gguf(path) if path.is_file() else None
+    return ModelSource(source, path, file, _config(path, file))
 
 
 def load_model(
-    source: str,
+    source: str | ModelSource,
     *,
     dtype: str | torch.dtype = "auto",
     device: torch.device,
@@ -54,8 +106,8 @@ def load_model(
     """Loads a model.
 
     Args:
-        source: `demo`, a hub id, a folder with safetensors, or a `.gguf` file.
-        dtype: of the weights and the arithmetic; see `resolve_dtype`.
+        source: `demo`, a hub id, a folder with safetensors, or a `.gguf` file; or what `open_model` made of one.
+        dtype: of the weights and the arithmetic; see `resolve_precision`.
         device: where the weights go.
         progress: told in words what takes time.
         max_positions: positions lie below this; None takes the model's own limit.
@@ -65,22 +117,45 @@ def load_model(
         UnknownArchitectureError: no decoder is built for it.
         WeightError: a tensor is missing, extra, misshapen or not finite, or its file is cut short.
     """
-    path = resolve_source(source)
+    found = open_model(source) if isinstance(source, str) else source
+    name, file, config = found.name, found.file, found.config
+    path = found.path if file is not None else resolve_source(name)  # of a hub id, now with its weights
     report = progress or (lambda text: None)
-    file = read_gguf(path) if path.is_file() else None
-    config = _config(path, file)
-    chosen = resolve_dtype(dtype, config, device)
-    with torch.device("meta"):
-        model = Decoder(config, max_positions)
-    report(f"loading {source}: {config.num_parameters / 1e6:.0f} M parameters in {str(chosen).removeprefix('torch.')}")
+    precision = found.precision(dtype, device)
+    report(f"loading {name}: {config.num_parameters / 1e6:.0f} M parameters in {precision.weights}")
     if file is None:
-        checkpoint = open_folder(path)
-        load_weights(model, checkpoint.files, checkpoint.read, dtype=chosen, device=device)
+        checkpoint: Checkpoint = open_folder(path)
     else:
-        _load_gguf(model, file, chosen, device, report)
+        from specdec.models.gguf_weights import GgufWeights
+
+        checkpoint = GgufWeights(file, config)
+    check_names(wanted_tensors(blank_model(config)), checkpoint)
+    model = blank_model(config, precision, max_positions)
+    wanted = wanted_tensors(model)
+    if isinstance(checkpoint, SafetensorsFiles) and not precision.quantized:
+        load_tensors(model, wanted, checkpoint.read, device)
+    else:
+        _load_converted(model, Conversion(checkpoint, path, precision, wanted, config.tie_word_embeddings), device, report)
     model.eval()
     tokenizer = _tokenizer(path, file)
-    return LoadedModel(model, config, tokenizer, _eos_ids(path, file, config, tokenizer), source, chosen)
+    return LoadedModel(model, config, tokenizer, _eos_ids(path, file, config, tokenizer), name, precision)
+
+
+def blank_model(config: ModelConfig, precision: Precision | None = None, max_positions: int | None = None) -> Decoder:
+    """A decoder on the meta device, its parameters of the types that they are to have; without a precision, all float32."""
+    with torch.device("meta"):
+        model = Decoder(config, max_positions)
+    if precision is not None and precision.quantized:
+        quantize_linears(model, precision.format_of)
+    elif precision is not None:
+        model.to(precision.dtype)
+        model.tie_weights()
+    return model
+
+
+def weight_bytes(config: ModelConfig, precision: Precision) -> int:
+    """Bytes that the weights of a model take."""
+    return sum(tensor.nbytes for tensor in wanted_tensors(blank_model(config, precision)).values())
 
 
 def load_tokenizer(source: str) -> PreTrainedTokenizerBase | None:
@@ -90,27 +165,8 @@ def load_tokenizer(source: str) -> PreTrainedTokenizerBase | None:
 
 
 def inspect_model(source: str) -> ModelConfig:
-    """The config alone, for planning memory before weights load. Raises as `load_model` does."""
-    path = resolve_source(source, config_only=True)
-    return _config(path, read_gguf(path) if path.is_file() else None)
-
-
-def resolve_dtype(dtype: str | torch.dtype, config: ModelConfig, device: torch.device) -> torch.dtype:
-    """The dtype to run in.
-
-    `auto` is bfloat16 where the checkpoint was trained in a 16-bit type and the device multiplies bfloat16 natively, else float32.
-    float16 checkpoints run in bfloat16 too: their activations overflow float16 in some models, and CPUs emulate it.
-
-    Raises:
-        ConfigError: not a float dtype that the decoder runs in.
-    """
-    if dtype == "auto":
-        native = device.type != "cpu" or any(torch.cpu.get_capabilities().get(name) for name in _BF16_CAPABILITIES)
-        return torch.bfloat16 if native and config.torch_dtype in ("bfloat16", "float16") else torch.float32
-    chosen = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
-    if chosen not in (torch.float32, torch.bfloat16, torch.float16):
-        raise ConfigError(f"dtype must be auto, float32, bfloat16 or float16, got {dtype!r}")
-    return chosen
+    """The config alone. Raises as `load_model` does."""
+    return open_model(source).config
 
 
 def _config(path: Path, file: GgufFile | None) -> ModelConfig:
@@ -130,37 +186,41 @@ def _config(path: Path, file: GgufFile | None) -> ModelConfig:
     return config_from_transformers(hf, str(path))
 
 
-def _load_gguf(model: Decoder, file: GgufFile, dtype: torch.dtype, device: torch.device, progress: Callable[[str], None]) -> None:
-    """From the conversion cache, which is made again, once, when its file proves damaged."""
-    from specdec.models.gguf_weights import converted_weights
-
+def _load_converted(model: Decoder, conversion: Conversion, device: torch.device, progress: Callable[[str], None]) -> None:
+    """From the conversion cache, which is made again, once, when its file proves damaged; small models are converted every time."""
+    if conversion.size_bytes < converted.LEAST_KEPT_BYTES:
+        load_tensors(model, conversion.wanted, convert_in_memory(conversion, progress).__getitem__, device)
+        return
     for attempt in (1, 2):
-        cached, tensors = converted_weights(file, model.config, dtype, progress)
-        if cached is None:
-            names = dict.fromkeys(tensors, file.path)
-            load_weights(model, names, tensors.__getitem__, dtype=dtype, device=device, check_finite=False)
+        try:
+            cached = cached_path(conversion)
+            if not cached.exists():
+                progress(f"converting {conversion.title} ({conversion.size_bytes / 1e9:.1f} GB, once)")
+                write_converted(conversion, cached, progress)
+                conversion.checkpoint.release()  # before the converted weights take as much again
+        except OSError as error:
+            size = f"{conversion.size_bytes / 1e9:.1f} GB"
+            progress(f"the converted weights cannot be kept ({error}); set SPECDEC_CACHE to a folder with {size} to start faster")
+            load_tensors(model, conversion.wanted, convert_in_memory(conversion, progress).__getitem__, device)
             return
         try:
-            checkpoint = open_file(cached)
-            names = dict.fromkeys(checkpoint.files, file.path)
-            load_weights(model, names, checkpoint.read, dtype=dtype, device=device, check_finite=False)
+            load_tensors(model, conversion.wanted, _reader(cached, conversion), device)
             return
         except WeightError as error:
-            if attempt == 2 or _is_intact(cached, file, model.config):
+            if attempt == 2:
                 raise
             progress(f"the converted weights at {cached} are damaged ({error}); making them again")
             cached.unlink(missing_ok=True)
 
 
-def _is_intact(cached: Path, file: GgufFile, config: ModelConfig) -> bool:
-    """Whether a cache file holds just the tensors of its GGUF file, so that the fault is the GGUF file's own."""
-    from specdec.models.gguf_weights import parameter_shapes
-
-    try:
-        checkpoint = open_file(cached)
-        return {name: tuple(checkpoint.read(name).shape) for name in checkpoint.files} == parameter_shapes(file, config)
-    except WeightError:
-        return False
+def _reader(cached: Path, conversion: Conversion) -> Callable[[str], Tensor]:
+    """Gives a converted tensor by name: blocks out of huge pages where there are some, all else mapped from the file."""
+    kept = open_file(cached)
+    if kept.files.keys() != conversion.wanted.keys():
+        raise WeightError(f"{cached}: must hold {len(conversion.wanted)} tensors under the model's names, got {len(kept.files)}")
+    blocks = [name for name, tensor in conversion.wanted.items() if tensor.dtype == torch.uint8]
+    resident = read_into_huge_pages(cached, blocks) if blocks else {}
+    return lambda name: resident[name] if name in resident else kept.tensor(name)
 
 
 def _tokenizer(path: Path, file: GgufFile | None) -> PreTrainedTokenizerBase | None:

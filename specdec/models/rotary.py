@@ -32,9 +32,13 @@ class RotaryTables:
         Returns:
             per rope, cos and sin, float32 [T, 1, head_dim / 2].
         """
-        if not self._tables or self._tables[0][0].device != positions.device:
-            self._tables = [_table(rope, self.max_positions, positions.device) for rope in self._ropes]
-        return [(cos[positions].unsqueeze(1), sin[positions].unsqueeze(1)) for cos, sin in self._tables]
+        return [(cos[positions].unsqueeze(1), sin[positions].unsqueeze(1)) for cos, sin in self.tables(positions.device)]
+
+    def tables(self, device: torch.device) -> list[Rotation]:
+        """Per rope, cos and sin of every position, float32 [max_positions, head_dim / 2]."""
+        if not self._tables or self._tables[0][0].device != device:
+            self._tables = [_table(rope, self.max_positions, device) for rope in self._ropes]
+        return self._tables
 
 
 def rotate(x: Tensor, rotation: Rotation) -> Tensor:

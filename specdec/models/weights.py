@@ -1,4 +1,4 @@
-"""Safetensors checkpoints, and the loading of their tensors into a decoder that was built on the meta device.
+"""Checkpoints as named tensors, safetensors ones among them, and the loading of tensors into a decoder built on the meta device.
 
 Tensors are mapped, not read: one that already has the target dtype and device costs no memory of its own.
 """
@@ -8,21 +8,49 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from specdec.errors import ModelError, WeightError
 from specdec.models.decoder import Decoder
+from specdec.quantization.int4 import Parts
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
 _HARMLESS = ("rotary_emb.inv_freq", "self_attn.masked_bias", "self_attn.bias")  # constants that old checkpoints hold
 
 
+class Checkpoint(Protocol):
+    """Named float tensors, under the names of the decoder's parameters.
+
+    Attributes:
+        files: every name the checkpoint holds, with the file it is in, for errors.
+    """
+
+    @property
+    def files(self) -> Mapping[str, Path]: ...
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Raises WeightError unless the tensor is there and of a float type."""
+        ...
+
+    def read(self, name: str, start: int = 0, stop: int | None = None) -> Tensor:
+        """Rows [start, stop) of the first dimension. Raises WeightError where one holds NaN or infinite numbers."""
+        ...
+
+    def read_four_bit(self, name: str, start: int, stop: int) -> Parts:
+        """Rows [start, stop) of a weight that is kept in 4-bit blocks, taken apart."""
+        ...
+
+    def release(self) -> None:
+        """Gives back the memory of what was read and is not in use; reading on is allowed."""
+        ...
+
+
 class SafetensorsFiles:
-    """Named tensors in one or more safetensors files.
+    """Named tensors in one or more safetensors files; a `Checkpoint`.
 
     Args:
         files: parameter name -> file.
@@ -32,8 +60,26 @@ class SafetensorsFiles:
         self.files = files
         self._open: dict[Path, Any] = {}  # safetensors' file handles are untyped
 
-    def read(self, name: str) -> Tensor:
-        """The tensor, mapped from its file. Raises WeightError naming both when it cannot be had."""
+    def shape(self, name: str) -> tuple[int, ...]:
+        tensor = self.tensor(name)
+        if not tensor.is_floating_point() or tensor.dtype.itemsize < 2:
+            raise WeightError(f"{self.files[name]}: tensor {name} must be float32, float16 or bfloat16, got {tensor.dtype}")
+        return tuple(tensor.shape)
+
+    def read(self, name: str, start: int = 0, stop: int | None = None) -> Tensor:
+        rows = self.tensor(name)[start:stop]
+        if not is_finite(rows):
+            raise WeightError(f"{self.files[name]}: tensor {name} holds NaN or infinite numbers")
+        return rows
+
+    def read_four_bit(self, name: str, start: int, stop: int) -> Parts:
+        raise WeightError(f"{self.files[name]}: tensor {name} is not kept in 4-bit blocks")
+
+    def release(self) -> None:
+        self._open.clear()  # a file stays mapped as long as one of its tensors is in use
+
+    def tensor(self, name: str) -> Tensor:
+        """The tensor, mapped from its file and not looked at. Raises WeightError naming both when it cannot be had."""
         path = self.files[name]
         try:
             if path not in self._open:
@@ -69,59 +115,52 @@ def open_file(path: Path) -> SafetensorsFiles:
     return SafetensorsFiles(dict.fromkeys(_open(path).keys(), path))
 
 
-def load_weights(
-    model: Decoder,
-    names: Mapping[str, Path],
-    read: Callable[[str], Tensor],
-    *,
-    dtype: torch.dtype,
-    device: torch.device,
-    check_finite: bool = True,
-) -> None:
-    """Fills a decoder, tensor by tensor.
-
-    Args:
-        names: every name the checkpoint holds, with the file it is in, for errors.
-        read: gives a tensor by name.
-        check_finite: look for NaN and infinite numbers; costs a pass over the weights.
-
-    Raises:
-        WeightError: a tensor is missing, extra, misshapen, not a float or not finite; the message names tensor and file.
-    """
+def wanted_tensors(model: Decoder) -> dict[str, Tensor]:
+    """Names, shapes and dtypes of the tensors that fill a decoder; a tied output projection has none of its own."""
     tied = model.config.tie_word_embeddings
-    wanted = {name: parameter.shape for name, parameter in model.named_parameters() if not (tied and name == "lm_head.weight")}
-    _check_names(wanted, names, tied)
-    for name, shape in wanted.items():
-        tensor = read(name)
-        if tensor.shape != shape:
-            raise WeightError(f"{names[name]}: tensor {name} must have shape {list(shape)}, got {list(tensor.shape)}")
-        if not tensor.is_floating_point() or tensor.dtype.itemsize < 2:
-            raise WeightError(f"{names[name]}: tensor {name} must be float32, float16 or bfloat16, got {tensor.dtype}")
-        if check_finite and not _is_finite(tensor):
-            raise WeightError(f"{names[name]}: tensor {name} holds NaN or infinite numbers")
-        module, _, leaf = name.rpartition(".")
-        setattr(model.get_submodule(module), leaf, nn.Parameter(tensor.to(device=device, dtype=dtype), requires_grad=False))
-    model.tie_weights()
+    return {name: tensor for name, tensor in model.state_dict().items() if not (tied and name == "lm_head.weight")}
 
 
-def _check_names(wanted: Mapping[str, torch.Size], names: Mapping[str, Path], tied: bool) -> None:
+def check_names(wanted: Mapping[str, Tensor], checkpoint: Checkpoint) -> None:
+    """Raises WeightError, naming tensor and file, where one is missing, extra, misshapen or not of a float type."""
+    names = checkpoint.files
     missing = [name for name in wanted if name not in names]
     if missing:
         where = ", ".join(sorted({path.name for path in names.values()})) or "the checkpoint"
         folder = next(iter(names.values())).parent if names else ""
         raise WeightError(f"{folder}: {len(missing)} tensors are missing from {where}: {_some(missing)}")
-    extra = [name for name in names if name not in wanted and not name.endswith(_HARMLESS) and not (tied and name == "lm_head.weight")]
+    # a head beside tied embeddings says the same once more
+    extra = [name for name in names if name not in wanted and not name.endswith(_HARMLESS) and name != "lm_head.weight"]
     if extra:
         raise WeightError(f"{names[extra[0]]}: {len(extra)} tensors are not part of this architecture: {_some(extra)}")
+    for name, tensor in wanted.items():
+        if (shape := checkpoint.shape(name)) != tuple(tensor.shape):
+            raise WeightError(f"{names[name]}: tensor {name} must have shape {list(tensor.shape)}, got {list(shape)}")
+
+
+def load_tensors(model: Decoder, wanted: Mapping[str, Tensor], read: Callable[[str], Tensor], device: torch.device) -> None:
+    """Puts tensors into a decoder, converted to the dtypes wanted.
+
+    Raises:
+        WeightError: one is not of the shape wanted, or of a wrong kind.
+    """
+    for name, meta in wanted.items():
+        tensor = read(name)
+        if tensor.shape != meta.shape or tensor.is_floating_point() != meta.is_floating_point():
+            raise WeightError(f"tensor {name} must be {meta.dtype} {list(meta.shape)}, got {tensor.dtype} {list(tensor.shape)}")
+        module, _, leaf = name.rpartition(".")
+        owner, placed = model.get_submodule(module), tensor.to(device=device, dtype=meta.dtype)
+        setattr(owner, leaf, nn.Parameter(placed, requires_grad=False) if leaf in owner._parameters else placed)
+    model.tie_weights()
+
+
+def is_finite(tensor: Tensor) -> bool:
+    """A sum is one quick pass and not finite if any number is not; it may also overflow, so that is looked into."""
+    return bool(torch.isfinite(tensor.sum(dtype=torch.float32))) or bool(torch.isfinite(tensor).all())
 
 
 def _some(names: list[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-
-
-def _is_finite(tensor: Tensor) -> bool:
-    """A sum is one quick pass and not finite if any number is not; it may also overflow, so that is looked into."""
-    return bool(torch.isfinite(tensor.sum(dtype=torch.float32))) or bool(torch.isfinite(tensor).all())
 
 
 def _open(path: Path) -> Any:  # a safetensors file handle

@@ -185,7 +185,7 @@ def test_demo_model(demo_model: Path, capsys: pytest.CaptureFixture[str]) -> Non
         "generate",
         str(demo_model),
         "-p",
-        "What is the capital of France?",
+        "Name the capital of France.",
         "--max-tokens",
         "12",
         "--json",

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from specdec.llm import LLM
+from specdec.llm import LLM, GenerationOutput
 from specdec.request import SamplingParams
 from specdec.testing import TINY_PROMPT_LENGTHS, TINY_VOCAB_SIZE, Alt, Anti, Empty, Oracle, RandomTree, tiny_prompt, write_tiny_checkpoint
 from tests.engine.conftest import MakeLLM, Reference, same
@@ -80,6 +80,34 @@ def test_sampled_ids_are_those_without_drafts(
     assert all(same(out, want) for out, want in zip(outputs, expected, strict=True))
     if name == "self":
         assert sum(out.stats.accepted for out in outputs) == sum(out.stats.drafted for out in outputs) > 0
+
+
+@pytest.fixture(scope="module", params=[PARAMS, replace(SAMPLED, seed=1)], ids=["greedy", "sampled"])
+def int8(request: pytest.FixtureRequest, tiny: Path) -> tuple[SamplingParams, list[GenerationOutput]]:
+    """Parameters, and the outputs of each prompt alone, in int8 and without drafts."""
+    llm = LLM(str(tiny), dtype="int8", num_pages=2048, page_size=4, max_num_seqs=1)
+    return request.param, [llm.generate([prompt], request.param)[0] for prompt in PROMPTS]
+
+
+@pytest.mark.parametrize("name", [name for name in DRAFTERS if name != "empty"])
+@pytest.mark.parametrize(("page_size", "chunk"), [(4, None), (16, 8)])
+def test_in_int8_ids_are_those_of_each_prompt_alone_without_drafts(
+    make_llm: MakeLLM,
+    int8: tuple[SamplingParams, list[GenerationOutput]],
+    tiny: Path,
+    other: Path,
+    name: str,
+    page_size: int,
+    chunk: int | None,
+) -> None:
+    params, expected = int8
+    references = {tuple(out.prompt_token_ids): list(out.token_ids) for out in expected}
+    drafter = DRAFTERS[name](references, 5, tiny, other)
+    llm = make_llm(drafter, dtype="int8", page_size=page_size, num_pages=2048 // page_size, prefill_chunk=chunk, max_num_seqs=5)
+    outputs = llm.generate(PROMPTS, params)
+    assert all(same(out, want) for out, want in zip(outputs, expected, strict=True))
+    drafted, accepted = sum(out.stats.drafted for out in outputs), sum(out.stats.accepted for out in outputs)
+    assert drafted > 0 and (name not in ("oracle", "self") or accepted == drafted)
 
 
 def test_a_seeded_request_is_the_same_with_any_neighbours_in_any_order(make_llm: MakeLLM, tiny: Path) -> None:

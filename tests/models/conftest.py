@@ -95,8 +95,9 @@ def llama_folder(reference_model: Callable[..., Any], tmp_path: Path) -> Path:
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty $SPECDEC_CACHE."""
+    """An empty $SPECDEC_CACHE, where the smallest model is kept."""
     folder = tmp_path / "cache"
+    monkeypatch.setattr("specdec.models.converted.LEAST_KEPT_BYTES", 0)
     monkeypatch.setenv("SPECDEC_CACHE", str(folder))
     return folder
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from specdec.errors import ConfigError, ModelError, UnknownArchitectureError, WeightError
-from specdec.models import inspect_model, load_model, load_tokenizer, resolve_dtype, resolve_source
+from specdec.models import inspect_model, load_model, load_tokenizer, resolve_precision, resolve_source
 
 CPU = torch.device("cpu")
 NAME = "model.layers.1.self_attn.k_proj.weight"
@@ -165,11 +166,28 @@ def test_a_folder_tokenizer_is_loaded_and_its_end_token_counts(llama_folder):
 
 def test_dtypes(llama_folder):
     config = inspect_model(str(llama_folder))
-    assert resolve_dtype("bfloat16", config, CPU) == resolve_dtype(torch.bfloat16, config, CPU) == torch.bfloat16
-    assert resolve_dtype("auto", config, CPU) == torch.float32  # as the checkpoint is
-    for wrong in ("int8", "best", torch.int64):
-        with pytest.raises(ConfigError, match="dtype must be"):
-            resolve_dtype(wrong, config, CPU)
+    for asked in ("bfloat16", torch.bfloat16):
+        precision = resolve_precision(asked, config, CPU)
+        assert (precision.weights, precision.dtype, precision.kv_dtype) == ("bfloat16", torch.bfloat16, torch.bfloat16)
+    precision = resolve_precision("int8", config, CPU)
+    assert (precision.weights, precision.dtype, precision.kv_dtype, precision.reason) == ("int8", torch.float32, torch.bfloat16, "")
+    for wrong in ("best", torch.int64):
+        with pytest.raises(ConfigError, match="dtype must be auto, int8"):
+            resolve_precision(wrong, config, CPU)
+    with pytest.raises(ConfigError, match="int8 runs on the CPU only, got device cuda"):
+        resolve_precision("int8", config, torch.device("cuda"))
+
+
+def test_auto_takes_int8_where_that_is_fast_and_says_why(llama_folder):
+    config = inspect_model(str(llama_folder))
+    fast = resolve_precision("auto", config, CPU, lambda: True)
+    assert fast.weights == "int8" and fast.reason == "fastest here; --dtype float32 for the checkpoint's own precision"
+    slow = resolve_precision("auto", config, CPU, lambda: False)
+    assert slow.dtype == torch.float32 and "compiled kernels" in slow.reason  # as the checkpoint is
+    other = resolve_precision("auto", replace(config, head_dim=12), CPU, lambda: True)
+    assert other.dtype == torch.float32 and "architecture" in other.reason
+    device = resolve_precision("auto", replace(config, torch_dtype="float16"), torch.device("cuda"), lambda: True)
+    assert device.weights == "bfloat16" and device.reason == ""
 
 
 def test_weights_of_the_right_dtype_are_mapped_not_copied(llama_folder):

@@ -14,7 +14,7 @@ from specdec.server.options import ServerOptions
 
 pytestmark = pytest.mark.demo_model
 EMOJI: list[Any] = [{"role": "user", "content": "Repeat exactly: 🎉 世界 🚀 日本語 🎉 世界 🚀 日本語"}]
-FRANCE: list[Any] = [{"role": "user", "content": "What is the capital of France?"}]
+FRANCE: list[Any] = [{"role": "user", "content": "Name the capital of France."}]
 
 
 @pytest.fixture(scope="module")
