@@ -145,7 +145,7 @@ def run_acceptance(
     """
     from specdec.engine import Engine
 
-    heavy = [spec for spec in drafters if _loads_weights(spec)]
+    heavy = [spec for spec in drafters if loads_weights(spec)]
     first = heavy[0] if heavy else OFF
     engine = Engine.from_config(replace(config, drafter=first), progress=say)
     try:
@@ -167,7 +167,8 @@ def run_acceptance(
     return Evaluation(tuple(runs[spec] for spec in order), tuple(skipped), model_name)
 
 
-def _loads_weights(spec: str) -> bool:
+def loads_weights(spec: str) -> bool:
+    """Whether a drafter spec needs an engine that was started with it."""
     return any(part.target is not None for part in parse_drafter_spec(spec))
 
 
@@ -186,7 +187,7 @@ def _run_off(
         wave = []
         for index, row in enumerate(rows):
             if turn < len(row.turns) and len(history.get(index, [])) == turn:
-                ids = _prompt_ids(engine, row, turn, history.get(index, []))
+                ids = prompt_ids(engine, row, turn, history.get(index, []))
                 if len(ids) > room:
                     skipped.append(row.id)
                     say(f"skipped {row.id} turn {turn + 1}: {len(ids)} prompt tokens, the model takes {room}")
@@ -256,7 +257,8 @@ def _run_cases(
     return answers, time.perf_counter() - start
 
 
-def _prompt_ids(engine: Engine, row: PromptRow, turn: int, history: Sequence[str]) -> list[int]:
+def prompt_ids(engine: Engine, row: PromptRow, turn: int = 0, history: Sequence[str] = ()) -> list[int]:
+    """Token ids of a turn, after `history`, the answers to the turns before; by the chat template unless the row is raw."""
     from specdec.chat import encode_chat, has_chat_template
 
     turns = row.turns[: turn + 1]

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import platform
-import re
 from collections.abc import Sequence
 from dataclasses import asdict
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from specdec import __version__
 from specdec.config import EngineConfig
 from specdec.eval.acceptance import Answer, Evaluation, Run, Settings
+from specdec.eval.machine import describe_machine, versions
+from specdec.eval.tables import align, short_spec
 
 
 def build_report(
@@ -30,8 +27,8 @@ def build_report(
             **asdict(settings),
             "requests": len(off.cases),
             "skipped": list(evaluation.skipped),
-            "versions": _versions(),
-            "machine": {"cpu": cpu_name(), "cores": _cores(), "system": platform.platform()},
+            "versions": versions(),
+            "machine": describe_machine(),
             "figures": "observed",
         },
         "results": [_result(run, off, config, settings) for run in evaluation.runs],
@@ -91,7 +88,7 @@ def format_table(report: dict[str, Any]) -> str:
         seconds = [f"{result[key]:.2f}" for key in ("draft_s", "verify_s", "prefill_s", "other_s")]
         totals.append(
             [
-                _short(result["drafter"]),
+                short_spec(result["drafter"]),
                 f"{result['acceptance_length']:.2f}",
                 str(result["drafted"]),
                 str(result["accepted"]),
@@ -101,57 +98,16 @@ def format_table(report: dict[str, Any]) -> str:
                 same,
             ]
         )
-    categories = [["accept len by category", "requests", *(_short(result["drafter"]) for result in results)]]
+    categories = [["accept len by category", "requests", *(short_spec(result["drafter"]) for result in results)]]
     for name, first in results[0]["categories"].items():
         lengths = [f"{result['categories'][name]['acceptance_length']:.2f}" for result in results]
         categories.append([name, str(first["requests"]), *lengths])
-    parts = [_align(totals), _align(categories)]
+    parts = [align(totals), align(categories)]
     for result in results:
         if result["first_divergence"] is not None:
             at = result["first_divergence"]
             parts.append(
-                f"{_short(result['drafter'])} first differs from off in {at['id']}, turn {at['turn'] + 1}, token {at['position']}: "
+                f"{short_spec(result['drafter'])} first differs from off in {at['id']}, turn {at['turn'] + 1}, token {at['position']}: "
                 f"{at['expected']} became {at['got']}"
             )
     return "\n\n".join(parts)
-
-
-def cpu_name() -> str:
-    """The processor's own name where the system tells it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
-
-
-def _short(spec: str) -> str:
-    """A drafter spec without the folders of its paths."""
-    return re.sub(r":[^()+]*/", ":", spec)
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _versions() -> dict[str, str]:
-    found = {"specdec": __version__, "python": platform.python_version()}
-    for name in ("torch", "transformers", "numpy"):
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
-
-
-def _align(rows: Sequence[Sequence[str]]) -> str:
-    """Columns under each other: the first to the left, the others to the right."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = []
-    for row in rows:
-        cells = [
-            cell.ljust(width) if column == 0 else cell.rjust(width) for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        lines.append("  ".join(cells).rstrip())
-    return "\n".join(lines)

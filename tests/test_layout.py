@@ -21,7 +21,7 @@ LEVELS: dict[str, int] = {
     **dict.fromkeys(("kv_manager", "backend", "kernels", "quantization", "parallel"), 1),
     **dict.fromkeys(("models", "runner", "chat", "choices", "detokenizer", "memory", "step_clock"), 2),
     **dict.fromkeys(("drafters", "verifier", "scheduler"), 3),
-    **dict.fromkeys(("engine", "output", "startup"), 4),
+    **dict.fromkeys(("engine", "output", "startup", "warm_up"), 4),
     **dict.fromkeys(("llm", "mailbox", "server", "testing"), 5),
     **dict.fromkeys(("cli", "eval"), 6),
 }
@@ -117,7 +117,16 @@ def test_every_module_says_what_it_is(path: Path) -> None:
     assert ast.get_docstring(ast.parse(path.read_text("utf-8")))
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["generate", "--help"], ["serve", "--help"], ["eval", "acceptance", "--help"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--help"],
+        *(
+            [*command, "--help"]
+            for command in (["generate"], ["serve"], ["bench"], ["simulate"], ["cache", "clear"], ["eval", "acceptance"])
+        ),
+    ],
+)
 def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
     code = (
         "import sys\nfrom specdec.cli import run\n"

@@ -55,7 +55,7 @@ def _print_version(ctx: click.Context, _param: click.Parameter, value: bool) -> 
 @click.command(
     cls=LazyGroup,
     package="specdec.cli",
-    modules=["generate", "serve", "eval"],
+    modules=["generate", "serve", "eval", "bench", "simulate", "cache"],
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
 )
 @click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version, help="Show the version and exit.")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,8 @@ from typing import Any
 import click
 
 from specdec.cli.options import engine_options
-from specdec.config import EngineConfig
+from specdec.cli.status_line import StatusLine
+from specdec.config import DTYPES, EngineConfig
 from specdec.errors import ConfigError
 
 
@@ -72,7 +72,7 @@ def acceptance(
 
     rows = load_prompts(data, limit)
     settings = Settings(max_tokens=max_tokens, temperature=temperature, seed=config.seed, batch=batch)
-    line = _StatusLine()
+    line = StatusLine()
     evaluation = run_acceptance(config, drafters, rows, settings, say=line.say, progress=line.progress)
     line.clear()
     report = build_report(evaluation, config, settings, data=data, limit=limit)
@@ -82,22 +82,44 @@ def acceptance(
     return 0 if all(result["identical_to_off"] for result in report["results"]) else 1
 
 
-class _StatusLine:
-    """Progress on stderr: one line that is overwritten on a terminal, a line per drafter elsewhere."""
+@command.command("perplexity", short_help="What a dtype costs in quality.")
+@click.argument("model", default=EngineConfig.model, metavar="[MODEL]")
+@click.option(
+    "--dtype",
+    "dtypes",
+    multiple=True,
+    type=click.Choice(DTYPES),
+    default=("int8", "float32"),
+    show_default=True,
+    help="May be repeated; changes are against the last.",
+)
+@click.option("--text", "texts", multiple=True, type=click.Path(path_type=Path), help="Plain text; may be repeated.")
+@click.option(
+    "--data",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help='JSON lines of {"turns"} or {"prompt", "completion"}; may be repeated.',
+)
+@click.option("--bytes", "num_bytes", type=click.IntRange(min=100), default=50_000, show_default=True, help="Of all files together.")
+@click.option("--context", type=click.IntRange(min=2), default=1024, show_default=True, help="Tokens of a chunk; each starts afresh.")
+@click.option("--json", "output", type=click.Path(dir_okay=False, path_type=Path), help="Write the results there as JSON.")
+def perplexity(
+    model: str, dtypes: tuple[str, ...], texts: tuple[Path, ...], data: tuple[Path, ...], num_bytes: int, context: int, output: Path | None
+) -> int:
+    """Score real text with MODEL in each --dtype, by the forward that generates."""
+    if not texts and not data:
+        raise ConfigError("no text to score: give --text or --data")
+    if output is not None and not output.parent.is_dir():
+        raise ConfigError(f"--json {output}: the folder {output.parent} does not exist")
 
-    def __init__(self) -> None:
-        self.terminal = sys.stderr.isatty()
+    from specdec.eval.perplexity import build_report, format_table, read_text, run_perplexity
 
-    def say(self, text: str) -> None:
-        self.clear()
-        click.echo(text, err=True)
-
-    def progress(self, drafter: str, done: int, total: int) -> None:
-        if self.terminal:
-            click.echo(f"\r\033[K{drafter}: {done} of {total} requests", nl=False, err=True)
-        elif done == total:
-            click.echo(f"{drafter}: {total} requests done", err=True)
-
-    def clear(self) -> None:
-        if self.terminal:
-            click.echo("\r\033[K", nl=False, err=True)
+    found = read_text(texts, data, num_bytes)
+    line = StatusLine()
+    results = run_perplexity(model, dtypes, found, context, say=line.say, show=line.show)
+    line.clear()
+    report = build_report(model, results, context, (*texts, *data), num_bytes)
+    if output is not None:
+        output.write_text(json.dumps(report, indent=2) + "\n", "utf-8")
+    click.echo(format_table(report))
+    return 0
