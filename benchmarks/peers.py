@@ -129,6 +129,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--llama-cpp", type=Path, metavar="FOLDER", help="with llama-server, llama-bench and llama-batched-bench")
     parser.add_argument("--transformers-python", metavar="PYTHON", help="an interpreter that has transformers and torch")
     parser.add_argument("--openvino-python", metavar="PYTHON", help="an interpreter that has openvino-genai")
+    parser.add_argument("--dtype", default="auto", help="of specdec; the peers have what their modes say")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--max-tokens", type=int, default=128, help="per answer; half of it in the case concurrency")
@@ -170,7 +171,7 @@ def contenders(case: str, found: Sequence[Program], options: argparse.Namespace)
         modes = program.modes if case == "mix" else {name: program.modes[name] for name in program.modes_in(case)}
         for label, mode in modes.items():
             name = f"{program.name} {label}" if len(modes) > 1 else program.name
-            job = {"mode": mode, "binaries": str(options.llama_cpp)}
+            job = {"mode": mode, "binaries": str(options.llama_cpp), "dtype": options.dtype}
             parties.append(Contender(name, (str(program.python), str(DRIVERS / program.script)), job))
     return [one for one in parties if not options.only or any(part in one.name for part in options.only)]
 

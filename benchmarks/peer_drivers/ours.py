@@ -20,7 +20,7 @@ _ROUNDS = 5
 class Specdec:
     def __init__(self, job: Job) -> None:
         self.version = f"specdec {__version__}"
-        self.engine = Engine.from_config(EngineConfig(model=job["model"], drafter=job["mode"]))
+        self.engine = Engine.from_config(EngineConfig(model=job["model"], drafter=job["mode"], dtype=job["dtype"]))
 
     def chat(self, text: str, max_tokens: int) -> Answer:
         start = time.perf_counter()

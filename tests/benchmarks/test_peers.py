@@ -37,7 +37,15 @@ def peers() -> Iterator[ModuleType]:
 
 
 def options(**values: object) -> argparse.Namespace:
-    given = {"draft": None, "llama_cpp": None, "transformers_python": None, "openvino_python": None, "only": [], "prompts": None}
+    given = {
+        "dtype": "auto",
+        "draft": None,
+        "llama_cpp": None,
+        "transformers_python": None,
+        "openvino_python": None,
+        "only": [],
+        "prompts": None,
+    }
     return argparse.Namespace(**{**given, "rounds": 2, "threads": 3, "max_tokens": 8, **values})
 
 
