@@ -44,8 +44,8 @@ def main() -> int:
                 failed |= differing > 0
                 tokens, verifies = sum(map(len, ids)), sum(output.stats.verifies for output in outputs)
                 emitted = sum(output.stats.emitted for output in outputs)
-                name = drafter.partition(":")[0]
-                cells = (dtype, temperature, name, batch, len(ids), tokens, differing, f"{emitted / verifies:.2f}", f"{tokens / seconds:.1f}")
+                counts = (drafter.partition(":")[0], batch, len(ids), tokens, differing)
+                cells = (dtype, temperature, *counts, f"{emitted / verifies:.2f}", f"{tokens / seconds:.1f}")
                 print(f"| {' | '.join(map(str, cells))} |", flush=True)
             llm.close()
     return int(failed)

@@ -5,44 +5,65 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from specdec.plan import BatchPlan, RowOutcome, StepCost
+from specdec.scheduler.options import parts_of
 from specdec.tree import DraftTree
 
 
-def account(plan: BatchPlan, trees: Sequence[DraftTree], outcomes: Sequence[RowOutcome], cost: StepCost) -> None:
-    """Adds this step to the stats of its requests.
+def account(
+    plan: BatchPlan,
+    trees: Sequence[DraftTree],
+    outcomes: Sequence[RowOutcome],
+    cost: StepCost,
+    *,
+    kv_weight: float = 0.0,
+    token_off_s: float = 0.0,
+) -> None:
+    """Adds this step to the stats of its requests. The shares add up to the step.
 
-    Forward seconds are shared by token rows forwarded, draft seconds by nodes among the rows of a drafter (equally where
-    it proposed none), the rest equally. The shares add up to the step.
+    Forward seconds are shared by token rows and KV read, draft seconds by nodes among the rows of a drafter (equally where it
+    proposed none), the rest equally.
+
+    Args:
+        kv_weight: what reading the KV of one token costs, in token rows forwarded.
+        token_off_s: what a decoding row is predicted to take for one token without drafts.
     """
-    tokens = [row.pending + len(tree) for row, tree in zip(plan.rows, trees, strict=True)]
-    total = sum(tokens)
-    drafting = _draft_shares(plan, trees)
-    for index, (row, tree, outcome) in enumerate(zip(plan.rows, trees, outcomes, strict=True)):
+    weights = [row.pending + len(tree) + kv_weight * (row.cached + row.pending) for row, tree in zip(plan.rows, trees, strict=True)]
+    total = sum(weights)
+    drafting = _draft_shares(plan, trees, cost)
+    even_s = (cost.sample_s + cost.commit_s + cost.host_s) / len(plan.rows)
+    for row, tree, outcome, weight, drafts in zip(plan.rows, trees, outcomes, weights, drafting, strict=True):
         stats = row.request.stats
-        share = cost.verify_s * tokens[index] / total
+        share = cost.verify_s * weight / total
         if row.decodes:
             stats.verify_s += share
             stats.verifies += 1
             stats.drafted += len(tree)
             stats.accepted += len(outcome.path)
             stats.emitted += len(outcome.emitted)
+            stats.decode_s += share + even_s + sum(drafts.values())
+            stats.off_s += token_off_s * len(outcome.emitted)
         else:
             stats.prefill_s += share
             stats.prefill_tokens += row.pending
-        stats.draft_s += cost.draft_s.get(row.drafter, 0.0) * drafting[index]
+        for name, seconds in drafts.items():
+            stats.draft_s += seconds
+            stats.draft_by[name] = stats.draft_by.get(name, 0.0) + seconds
         stats.sample_s += cost.sample_s / len(plan.rows)
         stats.commit_s += cost.commit_s / len(plan.rows)
         stats.host_s += cost.host_s / len(plan.rows)
 
 
-def _draft_shares(plan: BatchPlan, trees: Sequence[DraftTree]) -> list[float]:
+def _draft_shares(plan: BatchPlan, trees: Sequence[DraftTree], cost: StepCost) -> list[dict[str, float]]:
+    """Per row, its seconds of each of its drafters."""
     nodes: dict[str, int] = {}
     rows: dict[str, int] = {}
     for row, tree in zip(plan.rows, trees, strict=True):
-        if row.draft_limit:
-            nodes[row.drafter] = nodes.get(row.drafter, 0) + len(tree)
-            rows[row.drafter] = rows.get(row.drafter, 0) + 1
-    return [
-        0.0 if not row.draft_limit else len(tree) / nodes[row.drafter] if nodes[row.drafter] else 1 / rows[row.drafter]
-        for row, tree in zip(plan.rows, trees, strict=True)
-    ]
+        for name in parts_of(row.drafter) if row.draft_limit else ():
+            nodes[name] = nodes.get(name, 0) + len(tree)
+            rows[name] = rows.get(name, 0) + 1
+    shares: list[dict[str, float]] = []
+    for row, tree in zip(plan.rows, trees, strict=True):
+        names = parts_of(row.drafter) if row.draft_limit else ()
+        parts = {name: len(tree) / nodes[name] if nodes[name] else 1 / rows[name] for name in names}
+        shares.append({name: cost.draft_s.get(name, 0.0) * part for name, part in parts.items()})
+    return shares

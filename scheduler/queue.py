@@ -1,4 +1,4 @@
-"""Requests that wait, in the order they will run: by priority, then arrival."""
+"""Requests that wait, in the order they will run: by priority, then by when they should have their first token."""
 
 from __future__ import annotations
 
@@ -7,10 +7,14 @@ from collections.abc import Iterator
 
 from specdec.request import Request
 
+PATIENCE_S = 10.0
+"""The time to the first token that a request without a target is taken to have: those with a tighter one go first, for a while."""
+
 
 def order(request: Request) -> tuple[int, float, str]:
-    """Sort key: lower runs first and is preempted last."""
-    return (request.priority, request.arrival_s, request.id)
+    """Sort key: lower runs first and is preempted last. Among requests without targets it is the order of arrival."""
+    patience_s = PATIENCE_S if request.target_ttft_s is None else min(request.target_ttft_s, PATIENCE_S)
+    return (request.priority, request.arrival_s + patience_s, request.id)
 
 
 class RequestQueue:

@@ -1,22 +1,34 @@
-"""Continuous batching: plans each step's rows within token and page budgets, and preempts when pages run out.
+"""Continuous batching: plans each step's rows within token, page and time budgets, and preempts when pages run out.
 
 Decoding rows come first, then drafts, then prefill chunks, then waiting requests: a prompt never stalls those that run.
-Everything is counters: a request that was preempted is one whose cached tokens are 0 again.
+Everything is counters: a request that was preempted is one whose cached tokens are 0 again. What drafts are worth is
+`draft_budget`'s business, what time a step may take `targets`'.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
+
+import numpy as np
 
 from specdec.config import EngineConfig
 from specdec.errors import InvariantError
 from specdec.kv_manager.manager import KVManager
 from specdec.plan import BatchPlan, Event, Row, RowOutcome, StepCost
-from specdec.request import Request
+from specdec.request import Request, RequestStats
 from specdec.scheduler.accounting import account
+from specdec.scheduler.ask import Ask
+from specdec.scheduler.cost_model import CostModel, StepWork
+from specdec.scheduler.draft_budget import DraftBudget
+from specdec.scheduler.fair_share import FairShare
 from specdec.scheduler.queue import RequestQueue, order
+from specdec.scheduler.targets import check_ttft, predict_ttft_s, prompt_room, step_cap_s
 from specdec.tree import DraftShape, DraftTree, Mask
+
+_SHOWN = 32  # steps in the status
 
 
 class Scheduler:
@@ -28,6 +40,7 @@ class Scheduler:
         draft_limit: drafter spec -> the most nodes it drafts per request and step.
         on_release: called with a request whose KV was just given up, by preemption.
         clock: seconds; the same clock that stamps arrivals.
+        costs: predicts steps, and learns from them; None starts from a guess.
     """
 
     def __init__(
@@ -37,26 +50,39 @@ class Scheduler:
         draft_limit: Callable[[str], int],
         on_release: Callable[[str], None],
         clock: Callable[[], float],
+        costs: CostModel | None = None,
     ) -> None:
         self._config = config
         self._kv = kv
         self._draft_limit = draft_limit
         self._on_release = on_release
         self._clock = clock
+        self.costs = costs or CostModel()
+        self._budget = DraftBudget(self.costs, draft_limit)
+        self._fair_share = FairShare() if config.fair_share else None
         self._prefill_chunk = config.prefill_chunk or config.max_batch_tokens
         self.waiting = RequestQueue()
         self.running: list[Request] = []
         self.preemptions = 0
+        self._ended = RequestStats()  # seconds of requests that have ended, all together
 
     @property
     def has_work(self) -> bool:
         return bool(self.running) or len(self.waiting) > 0
 
+    def check(self, request: Request) -> None:
+        """Raises OverloadedError if the first token of this request is predicted to come later than its target."""
+        if request.target_ttft_s is not None:
+            check_ttft(request.target_ttft_s, self._predict_ttft_s(request))
+
     def add(self, request: Request) -> None:
+        if self._fair_share is not None:
+            self._fair_share.arrive(request.user, self._users())
         self.waiting.push(request)
 
     def remove(self, request_id: str) -> Request | None:
         """Takes a request out, wherever it is; None if it is not here. Its KV is the caller's to release."""
+        self._budget.forget(request_id)
         request = self.waiting.find(request_id)
         if request is not None:
             self.waiting.remove(request)
@@ -72,6 +98,7 @@ class Scheduler:
         step = _Step(self._kv, self._config.max_batch_tokens)
         self._plan_decodes(step)
         self._plan_drafts(step)
+        self._leave_room(step)
         self._plan_prefills(step)
         if not step.preempted:
             self._admit(step)
@@ -82,19 +109,25 @@ class Scheduler:
         return BatchPlan(tuple(step.rows))
 
     def trim(self, plan: BatchPlan, shapes: Sequence[DraftShape]) -> tuple[BatchPlan, list[Mask]]:
-        """Decides which nodes are verified: those that pay. Without a cost model every node within the row's limits does.
+        """Decides which nodes are verified: those that pay, or all within the row's limits where the budget is fixed.
 
         It is shown the shapes of the drafts and never their tokens, because under some verification rules the output's
         law would change if it looked at them.
 
         Returns:
-            The plan, and for each row bool [n]: the nodes to keep. A node whose parent goes, goes too.
+            The plan with its predicted cost, and for each row bool [n]: the nodes to keep. A node whose parent goes, goes too.
         """
-        return plan, [shape.within(row.draft_limit, row.depth_limit) for row, shape in zip(plan.rows, shapes, strict=True)]
+        base = StepWork.of(plan, [0] * len(plan.rows))
+        if self._config.draft_budget == "auto":
+            keep = self._budget.trim(plan, shapes, base, step_cap_s(self.running))
+        else:
+            keep = [shape.within(row.draft_limit, row.depth_limit) for row, shape in zip(plan.rows, shapes, strict=True)]
+        num_kept = sum([int(np.count_nonzero(mask)) for mask in keep])
+        return replace(plan, predicted=self.costs.predict(base.with_nodes(num_kept))), keep
 
     def finish(self, plan: BatchPlan, trees: Sequence[DraftTree], outcomes: Sequence[RowOutcome], cost: StepCost) -> list[Event]:
         """Books the step and tells what each request got out of it; ended requests stop running."""
-        account(plan, trees, outcomes, cost)
+        self._learn(plan, trees, outcomes, cost)
         events = []
         for row, outcome in zip(plan.rows, outcomes, strict=True):
             request = row.request
@@ -103,21 +136,40 @@ class Scheduler:
             if outcome.finish_reason is not None:
                 request.finish_reason = outcome.finish_reason
                 self.running.remove(request)
+                self._budget.forget(request.id)
+                self._ended.off_s += request.stats.off_s
+                self._ended.decode_s += request.stats.decode_s
             if outcome.emitted or outcome.prompt_logprobs or outcome.finish_reason is not None:
-                events.append(
-                    Event(
-                        request_id=request.id,
-                        token_ids=outcome.emitted,
-                        pieces=outcome.text,
-                        num_accepted=len(outcome.path),
-                        stats=request.stats,
-                        finish_reason=outcome.finish_reason,
-                        error=outcome.error,
-                        logprobs=outcome.logprobs,
-                        prompt_logprobs=outcome.prompt_logprobs,
-                    )
-                )
+                events.append(_event(request, outcome))
         return events
+
+    def status(self) -> dict[str, Any]:
+        """What the cost model knows, how well it predicted the last steps, and what drafting brought so far; JSON values."""
+        history = list(self.costs.history)[-_SHOWN:]
+        return {
+            "draft_budget": self._config.draft_budget,
+            "speedup": self._ended.speedup,
+            "median_error": self.costs.median_error(),
+            "verify_s": {str(size): self.costs.verify_one_s(size) for size in (1, 2, 4, 8, 16, 32, 64, 128)},
+            "recent_steps": [{"predicted_s": predicted.total_s, "observed_s": cost.total_s} for predicted, cost in history],
+        }
+
+    def _learn(self, plan: BatchPlan, trees: Sequence[DraftTree], outcomes: Sequence[RowOutcome], cost: StepCost) -> None:
+        """Books the step to its requests, and feeds the models with it."""
+        decoding = [row for row in plan.rows if row.decodes]
+        plain = self.costs.predict(StepWork.of(BatchPlan(tuple(decoding)), [0] * len(decoding))) if decoding else None
+        if plain is not None:
+            plain = replace(plain, draft_s={})
+        token_off_s = plain.total_s / len(decoding) if plain is not None else 0.0
+        work = StepWork.of(plan, [len(tree) for tree in trees])
+        row_s = self.costs.verify_one_s(work.tokens) / work.tokens
+        account(plan, trees, outcomes, cost, kv_weight=self.costs.kv_token_s / row_s, token_off_s=token_off_s)
+        self.costs.observe(work, cost, self._budget.catching_up(plan))
+        self._budget.finish(plan, trees, outcomes, cost, plain)
+        if self._fair_share is not None:
+            for row, outcome in zip(plan.rows, outcomes, strict=True):
+                self._fair_share.serve(row.request.user, 0 if row.decodes else row.pending, len(outcome.emitted))
+            self._fair_share.keep(self._users())
 
     def _plan_decodes(self, step: _Step) -> None:
         for request in tuple(self.running):
@@ -129,13 +181,39 @@ class Scheduler:
                         break
 
     def _plan_drafts(self, step: _Step) -> None:
-        for index, row in enumerate(step.rows):
-            request = row.request
-            depth = request.remaining - 1
-            if not row.decodes or request.drafter == "off" or depth < 1:
-                continue
-            limit = min(self._draft_limit(request.drafter), step.budget)
-            step.widen(index, replace(row, draft_limit=limit, depth_limit=depth, drafter=request.drafter))
+        """Gives decoding rows their drafts: what the budget asks for, or a fixed length, as tokens and pages allow."""
+        open_ = {index: row for index, row in enumerate(map(self._with_limits, step.rows)) if row.draft_limit > 0}
+        if not open_:
+            return
+        rows = list(open_.values())
+        if self._config.draft_budget == "auto":
+            base = StepWork.of(BatchPlan(tuple(step.rows)), [0] * len(step.rows))
+            asks = self._budget.ask(rows, base, len(step.rows), step_cap_s(self.running))
+        else:
+            asks = [Ask(row.drafter, row.draft_limit, row.depth_limit) for row in rows]
+        for index, ask in zip(open_, asks, strict=True):
+            if ask is not None:
+                step.widen(index, ask)
+
+    def _with_limits(self, row: Row) -> Row:
+        """The row with as much draft as its drafter, its request and its end allow."""
+        request = row.request
+        depth = request.remaining - 1
+        if not row.decodes or request.drafter == "off" or depth < 1:
+            return row
+        limit = self._draft_limit(request.drafter)
+        if request.max_draft is not None:
+            limit = min(limit, request.max_draft)
+        if isinstance(self._config.draft_budget, int):
+            limit = min(limit, self._config.draft_budget)
+        return Row(request, row.cached, row.pending, limit, depth, request.drafter)
+
+    def _leave_room(self, step: _Step) -> None:
+        """Keeps prompt chunks so small that the step stays within the target of those that decode."""
+        cap_s = step_cap_s(row.request for row in step.rows)
+        if cap_s < math.inf:
+            work = StepWork.of(BatchPlan(tuple(step.rows)), [0] * len(step.rows))
+            step.budget = prompt_room(self.costs, work, cap_s, step.budget)
 
     def _plan_prefills(self, step: _Step) -> None:
         planned = {row.request.id for row in step.rows}
@@ -148,7 +226,7 @@ class Scheduler:
                     break
 
     def _admit(self, step: _Step) -> None:
-        for request in self.waiting:
+        for request in self._queue():
             if len(self.running) >= self._config.max_num_seqs or step.budget == 0:
                 return
             if self._awaits_parent(request):
@@ -164,6 +242,22 @@ class Scheduler:
             if request.stats.preemptions == 0:
                 request.stats.cached_prompt_tokens = row.cached
                 request.stats.queue_s = self._clock() - request.arrival_s
+
+    def _queue(self) -> Sequence[Request]:
+        """Those waiting, in the order in which they are admitted."""
+        return tuple(self.waiting) if self._fair_share is None else self._fair_share.order(self.waiting)
+
+    def _users(self) -> set[str]:
+        return {request.user for request in (*self.running, *self.waiting)}
+
+    def _predict_ttft_s(self, request: Request) -> float:
+        """Seconds until a request that arrives now has its first token, if all that runs goes on."""
+        place = order(request)
+        ahead = [pending for other in self.running if (pending := self._pending(other)) > 1]
+        ahead += [len(other.tokens) for other in self.waiting if order(other) < place]
+        own = request.num_prompt - self._kv.lookup(request.tokens)
+        decoding = min(len(self.running), self._config.max_num_seqs - 1)
+        return predict_ttft_s(self.costs, ahead, own, decoding, min(self._prefill_chunk, self._config.max_batch_tokens - decoding))
 
     def _prefill_row(self, request: Request, step: _Step) -> Row | None:
         pending = min(self._pending(request), self._prefill_chunk, step.budget)
@@ -194,6 +288,10 @@ class Scheduler:
         return victim
 
 
+_EVICTED_BY_DRAFTS = 16
+"""One in so many cached pages may be evicted for drafts: they come back to the free list and serve the next step's."""
+
+
 class _Step:
     """Rows planned so far, and the tokens and pages that are left."""
 
@@ -201,12 +299,11 @@ class _Step:
         self._kv = kv
         self._pages: list[int] = []
         self._taken = 0
+        evictable = kv.num_available - kv.num_free
+        self._draftable = kv.num_free + evictable // _EVICTED_BY_DRAFTS
         self.rows: list[Row] = []
         self.budget = max_tokens
         self.preempted = False
-
-    def _needed(self, row: Row) -> int:
-        return self._kv.pages_needed(row.request, row.cached + row.pending + row.draft_limit)
 
     def fits(self, request: Request, num_tokens: int) -> bool:
         """Whether the pages for so many tokens of a request are left."""
@@ -214,7 +311,7 @@ class _Step:
 
     def add(self, row: Row) -> bool:
         """Takes the row if its tokens and pages fit."""
-        needed = self._needed(row)
+        needed = self._kv.pages_needed(row.request, row.cached + row.pending)
         if row.pending > self.budget or needed > self._kv.num_available - self._taken:
             return False
         self.rows.append(row)
@@ -223,20 +320,18 @@ class _Step:
         self.budget -= row.pending
         return True
 
-    def widen(self, index: int, row: Row) -> None:
-        """Gives a planned row its draft, or as much of it as tokens and pages allow."""
-        left = self._kv.num_available - self._taken + self._pages[index]
-        limit = min(row.draft_limit, self.budget)
-        while limit > 0 and self._needed(replace(row, draft_limit=limit)) > left:
+    def widen(self, index: int, ask: Ask) -> None:
+        """Gives a planned row the draft asked for, or as many nodes of it as tokens and pages allow."""
+        row = self.rows[index]
+        left = self._draftable - self._taken + self._pages[index]
+        limit = min(ask.limit, self.budget)
+        while limit > 0 and (needed := self._kv.pages_needed(row.request, row.cached + row.pending + limit)) > left:
             limit -= 1
         if limit > 0:
-            self._replace(index, replace(row, draft_limit=limit))
-
-    def _replace(self, index: int, row: Row) -> None:
-        needed = self._needed(row)
-        self._taken += needed - self._pages[index]
-        self.budget -= row.draft_limit - self.rows[index].draft_limit
-        self.rows[index], self._pages[index] = row, needed
+            self.rows[index] = Row(row.request, row.cached, row.pending, limit, ask.depth, ask.drafter)
+            self._taken += needed - self._pages[index]
+            self._pages[index] = needed
+            self.budget -= limit
 
     def drop(self, request: Request) -> None:
         """Takes a row back."""
@@ -246,3 +341,17 @@ class _Step:
                 self._taken -= self._pages[index]
                 del self.rows[index], self._pages[index]
                 return
+
+
+def _event(request: Request, outcome: RowOutcome) -> Event:
+    return Event(
+        request_id=request.id,
+        token_ids=outcome.emitted,
+        pieces=outcome.text,
+        num_accepted=len(outcome.path),
+        stats=request.stats,
+        finish_reason=outcome.finish_reason,
+        error=outcome.error,
+        logprobs=outcome.logprobs,
+        prompt_logprobs=outcome.prompt_logprobs,
+    )

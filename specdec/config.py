@@ -12,7 +12,8 @@ from specdec.drafter_spec import parse_drafter_spec
 from specdec.errors import ConfigError
 from specdec.request import VERIFY_RULES
 
-DTYPES = ("auto", "float32", "bfloat16")
+DTYPES = ("auto", "int8", "int4", "float32", "bfloat16")
+DRAFT_BUDGETS = ("auto", "all")
 DEMO_MODEL = "demo"
 MAX_TIMEOUT_S = 86400.0
 _COUNTS = (
@@ -28,9 +29,16 @@ class EngineConfig:
 
     Attributes:
         model: a hub id, a folder with safetensors, a `.gguf` file, or `demo` for the demo model.
-        dtype: `float32`, `bfloat16`, or `auto` (what the checkpoint was trained in and the device runs well).
+        dtype: of the weights: `int8`, `int4` (the 4-bit blocks of a GGUF file as they are), `bfloat16`, `float32`, or `auto`, the
+            fastest here: int8 on a CPU made for it, else a float type that suits checkpoint and device.
         device: `auto` or `cpu`.
         drafter: default drafter spec; requests may name another that needs no loading.
+        draft_budget: how much is drafted and verified: `auto` spends what is predicted to pay, step by step; `all` everything
+            within the drafter's limit; a number so many nodes per request and step.
+        warm_up_s: seconds that measuring the costs of steps may take, at the first start with a model on a machine; 0 for none.
+        target_itl_ms: steps are kept shorter than this, by smaller prompt chunks and drafts; a request may set its own.
+        target_ttft_ms: requests whose first token is predicted to come later than this are refused; a request may set its own.
+        fair_share: serve those users first that were served least (the `user` of a request), within a priority.
         verify_rule: how drafts are verified: `coupled` makes the output independent of the drafter; `rejection` and
             `traversal` keep its law only, and accept more of what a sampling draft model proposes at high temperature.
         seed: seeds the seeds of requests that bring none.
@@ -54,6 +62,11 @@ class EngineConfig:
     dtype: str = "auto"
     device: str = "auto"
     drafter: str = "off"
+    draft_budget: str | int = "auto"
+    warm_up_s: float = 10.0
+    target_itl_ms: float | None = None
+    target_ttft_ms: float | None = None
+    fair_share: bool = False
     verify_rule: str = "coupled"
     seed: int = 0
     max_model_len: int | None = None
@@ -75,6 +88,10 @@ class EngineConfig:
             _of_type(field.name, getattr(self, field.name), str(field.type))
         _one_of("dtype", self.dtype, DTYPES)
         _one_of("verify_rule", self.verify_rule, VERIFY_RULES)
+        object.__setattr__(self, "draft_budget", _draft_budget(self.draft_budget))
+        _between("warm_up_s", self.warm_up_s, 0.0, MAX_TIMEOUT_S)
+        for name in ("target_itl_ms", "target_ttft_ms"):
+            _between(name, getattr(self, name), 1e-3, MAX_TIMEOUT_S * 1e3)
         _between("seed", self.seed, 0, 2**64 - 1)
         for name in _COUNTS:
             _between(name, getattr(self, name), 1, 2**31 - 1)
@@ -105,6 +122,16 @@ class EngineConfig:
     def to_dict(self) -> dict[str, Any]:
         """All options as JSON values."""
         return asdict(self)
+
+
+def _draft_budget(value: str | int) -> str | int:
+    """A number may come as a text, from a command line."""
+    if value in DRAFT_BUDGETS:
+        return value
+    number = int(value) if str(value).isascii() and str(value).isdecimal() else 0
+    if not 1 <= number <= 4096:
+        raise ConfigError(f"draft_budget must be {' or '.join(DRAFT_BUDGETS)}, or a number of nodes from 1 to 4096, got {value!r}")
+    return number
 
 
 def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:

@@ -7,7 +7,6 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
 from specdec.backend.base import Backend
@@ -21,7 +20,7 @@ from specdec.memory import MemoryPlan
 from specdec.output import OutputProcessor
 from specdec.pack import PackRow
 from specdec.plan import BatchPlan, Event, RowOutcome
-from specdec.request import Constraint, Request, SamplingParams
+from specdec.request import DEFAULT_SCHEDULING, Constraint, Request, SamplingParams, Scheduling
 from specdec.runner import ForwardOutput, ModelRunner
 from specdec.scheduler.admission import check_prompt, check_queue
 from specdec.scheduler.scheduler import Scheduler
@@ -34,6 +33,7 @@ from specdec.verifier.sampling import NoiseSampler
 
 if TYPE_CHECKING:
     from specdec.models import LoadedModel
+    from specdec.scheduler.cost_table import CostTable
 
 
 class Engine:
@@ -51,6 +51,7 @@ class Engine:
         self.memory = memory
         self.tokenizer = target.tokenizer
         self.model_name = target.source
+        self._weights = target.weights
         self.vocab_size = target.config.vocab_size
         self.max_model_len = min(memory.max_model_len, memory.num_pages * config.page_size)
         self._eos_token_ids = target.eos_token_ids
@@ -58,7 +59,7 @@ class Engine:
         self.kv = KVManager(memory.num_pages, config.page_size, prefix_cache=config.prefix_cache)
         spec = target.config
         storage = KVStorage(
-            spec.num_layers, memory.num_pages, config.page_size, spec.num_kv_heads, spec.head_dim, target.dtype, backend.device
+            spec.num_layers, memory.num_pages, config.page_size, spec.num_kv_heads, spec.head_dim, target.kv_dtype, backend.device
         )
         self.kv.register("target", storage)
         self.target = ModelRunner(target.model, backend, storage)
@@ -88,12 +89,13 @@ class Engine:
         self.scheduler = Scheduler(config, self.kv, self.drafters.default_limit, self.drafters.forget, backend.clock)
         self._numbers = itertools.count()
         self._news: list[Event] = []
+        self._tail_s = 0.0  # of the last step, after it was booked: this one's books carry it
         self.num_steps = 0
         self._closed = False
 
     @classmethod
     def from_config(cls, config: EngineConfig, *, progress: Callable[[str], None] | None = None) -> Engine:
-        """Checks the options, plans memory, then loads.
+        """Checks the options, plans memory, loads, and measures what steps take where drafts or targets need to know it.
 
         Args:
             config: every option.
@@ -106,7 +108,25 @@ class Engine:
         """
         from specdec.startup import load_engine_parts
 
-        return cls(config, *load_engine_parts(config, progress or (lambda _: None)))
+        say = progress or (lambda _: None)
+        engine = cls(config, *load_engine_parts(config, say))
+        has_targets = config.target_itl_ms is not None or config.target_ttft_ms is not None
+        if config.warm_up_s > 0 and (has_targets or (config.drafter != "off" and config.draft_budget == "auto")):
+            engine.warm_up(say)
+        return engine
+
+    def warm_up(self, progress: Callable[[str], None]) -> None:
+        """Starts the cost model from measurements: those kept from an earlier start, or new ones. No request may run."""
+        from specdec.warm_up import cached_costs, measure_costs, model_identity
+
+        def measure() -> CostTable | None:
+            progress(f"measuring what steps take (once for this model and machine, {self.config.warm_up_s:g} s at most)")
+            return measure_costs(self.target, self.max_model_len, self.config.max_batch_tokens, self.config.warm_up_s, self._backend.clock)
+
+        identity = {**model_identity(self.model_name), "weights": self._weights, "device": str(self._backend.device)}
+        table = cached_costs(identity, measure, self._backend.clock)
+        if table is not None:
+            self.scheduler.costs.start(table)
 
     # Requests
 
@@ -118,7 +138,7 @@ class Engine:
         request_id: str | None = None,
         drafter: str | None = None,
         prediction: Sequence[int] = (),
-        priority: int = 0,
+        scheduling: Scheduling = DEFAULT_SCHEDULING,
     ) -> list[str]:
         """Queues a request.
 
@@ -129,7 +149,7 @@ class Engine:
             request_id: name of the request; a number if not given. Choice i of several is named `{request_id}-{i}`.
             drafter: drafter spec; None takes the configured one.
             prediction: predicted output ids, for the `prediction` drafter.
-            priority: lower runs first.
+            scheduling: priority, latency targets and the like.
 
         Returns:
             Ids of the choices, in order.
@@ -137,7 +157,7 @@ class Engine:
         Raises:
             RequestError: a field is wrong; it is named.
             ContextLengthError: the prompt leaves no room for a token.
-            OverloadedError: the queue is full.
+            OverloadedError: the queue is full, or the first token would come too late.
         """
         if self._closed:
             raise EngineDeadError("the engine is closed: build a new one")
@@ -176,10 +196,16 @@ class Engine:
                 eos_token_ids=frozenset() if params.ignore_eos else self._eos_token_ids,
                 prediction=tuple(prediction),
                 bad_words=bad_words,
-                priority=priority,
+                priority=scheduling.priority,
                 parent=ids[0] if choice else None,
+                max_draft=scheduling.max_draft,
+                target_itl_s=_seconds(scheduling.target_itl_ms, self.config.target_itl_ms),
+                target_ttft_s=_seconds(scheduling.target_ttft_ms, self.config.target_ttft_ms),
+                user=scheduling.user,
                 arrival_s=self._backend.clock(),
             )
+            if choice == 0:
+                self.scheduler.check(request)
             self.constraints.add(request)
             self.outputs.add(request)
             self.scheduler.add(request)
@@ -225,7 +251,7 @@ class Engine:
         news = self.step_news()
         if not self.scheduler.has_work:
             return news
-        clock = StepClock(self._backend.clock)
+        clock = StepClock(self._backend.clock, self._tail_s)
         plan = self.scheduler.plan()
         self.kv.reserve(plan)
         clock.mark("host")
@@ -246,6 +272,7 @@ class Engine:
         events = self.scheduler.finish(plan, trees, outcomes, clock.cost(self.drafters.draft_s))
         self._release(plan, outcomes)
         self.num_steps += 1
+        self._tail_s = clock.since_last()
         return news + events
 
     def _rows(self, plan: BatchPlan, trees: Sequence[DraftTree]) -> list[PackRow]:
@@ -266,11 +293,10 @@ class Engine:
 
     def _hidden_of(self, plan: BatchPlan, trees: Sequence[DraftTree], output: ForwardOutput) -> Callable[[int], dict[int, torch.Tensor]]:
         """Row index -> that row's captured states."""
-        ends = np.cumsum([row.pending + len(tree) for row, tree in zip(plan.rows, trees, strict=True)])
+        ends = (0, *itertools.accumulate(row.pending + len(tree) for row, tree in zip(plan.rows, trees, strict=True)))
 
         def hidden(index: int) -> dict[int, torch.Tensor]:
-            start = int(ends[index - 1]) if index else 0
-            return {layer: states[start : int(ends[index])] for layer, states in output.hidden.items()}
+            return {layer: states[ends[index] : ends[index + 1]] for layer, states in output.hidden.items()}
 
         return hidden
 
@@ -315,6 +341,7 @@ class Engine:
                 "prefix_hits": stats.hits,
                 "evictions": stats.evictions,
             },
+            "scheduler": self.scheduler.status(),
             "drafters": self.drafters.status(),
             "verifier": self.verifier.status(),
         }
@@ -325,3 +352,9 @@ class Engine:
         for request in (*self.scheduler.running, *self.scheduler.waiting):
             self.abort(request.id)
         self.drafters.close()
+
+
+def _seconds(own_ms: float | None, default_ms: float | None) -> float | None:
+    """A request's target, or the configured one."""
+    chosen = default_ms if own_ms is None else own_ms
+    return None if chosen is None else chosen / 1e3

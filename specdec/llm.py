@@ -16,7 +16,7 @@ from specdec.engine import Engine
 from specdec.errors import ConfigError, RequestError
 from specdec.mailbox import Mailbox
 from specdec.plan import Event, TokenLogprobs
-from specdec.request import RequestStats, SamplingParams
+from specdec.request import DEFAULT_SCHEDULING, RequestStats, SamplingParams, Scheduling
 
 Prompt = str | Sequence[int]
 
@@ -116,6 +116,7 @@ class LLM:
         *,
         drafter: str | None = None,
         predictions: Sequence[Prompt | None] | None = None,
+        scheduling: Scheduling = DEFAULT_SCHEDULING,
         progress: Callable[[int], None] | None = None,
     ) -> list[GenerationOutput]:
         """Generates for all prompts together.
@@ -125,6 +126,7 @@ class LLM:
             params: one for all, or one per prompt; None is `SamplingParams()`.
             drafter: drafter spec for these prompts; None is the configured one.
             predictions: predicted output per prompt, for the `prediction` drafter.
+            scheduling: priority, latency targets and the like, for these prompts.
             progress: called after every step with the number of tokens it emitted.
 
         Returns:
@@ -141,7 +143,7 @@ class LLM:
         added: list[list[str]] = []
         try:
             for prompt, one, guess in zip(ids, all_params, guesses, strict=True):
-                added.append(self._add(prompt, one, drafter, guess))
+                added.append(self._add(prompt, one, drafter, guess, scheduling))
             results = self._run([choice for request in added for choice in request], progress)
         finally:  # Ctrl-C included: nothing of this call may stay behind in the engine
             self._mailbox.close(choice for request in added for choice in request)
@@ -151,7 +153,13 @@ class LLM:
         ]
 
     def stream(
-        self, prompt: Prompt, params: SamplingParams | None = None, *, drafter: str | None = None, prediction: Prompt | None = None
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        drafter: str | None = None,
+        prediction: Prompt | None = None,
+        scheduling: Scheduling = DEFAULT_SCHEDULING,
     ) -> Generator[Event, None, None]:
         """Events of one request as they happen; closing the iterator aborts it. `params.n` and `best_of` must be 1."""
         params = params or SamplingParams()
@@ -160,7 +168,7 @@ class LLM:
                 f"a stream has one choice, got n={params.n} and best_of={params.best_of}: use generate",
                 param="n" if params.n != 1 else "best_of",
             )
-        added = self._add(self._encode(prompt), params, drafter, prediction)
+        added = self._add(self._encode(prompt), params, drafter, prediction, scheduling)
         try:
             last = None
             while last is None:
@@ -190,9 +198,11 @@ class LLM:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _add(self, prompt: list[int], params: SamplingParams, drafter: str | None, guess: Prompt | None) -> list[str]:
+    def _add(
+        self, prompt: list[int], params: SamplingParams, drafter: str | None, guess: Prompt | None, scheduling: Scheduling
+    ) -> list[str]:
         prediction = self._encode(guess, special=False) if guess is not None else ()
-        return self._mailbox.add(lambda: self.engine.add(prompt, params, drafter=drafter, prediction=prediction))
+        return self._mailbox.add(lambda: self.engine.add(prompt, params, drafter=drafter, prediction=prediction, scheduling=scheduling))
 
     def _encode(self, prompt: Prompt, special: bool = True) -> list[int]:
         if not isinstance(prompt, str):

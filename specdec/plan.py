@@ -44,7 +44,7 @@ class Row:
         pending: committed tokens to forward now, at least 1.
         draft_limit: the most draft nodes, 0 for none.
         depth_limit: the deepest node that can still be emitted before the last token allowed.
-        drafter: drafter spec string.
+        drafter: drafter spec string: the request's, or the part of it that drafts in this step.
         length: committed tokens when the row was planned; the request grows when the step commits.
     """
 
@@ -109,7 +109,7 @@ class StepCost:
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """Who runs in this step, and what it is predicted to cost (None before a cost model has data)."""
+    """Who runs in this step, and what it is predicted to cost (None until it is known which nodes are verified)."""
 
     rows: tuple[Row, ...]
     predicted: StepCost | None = None

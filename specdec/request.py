@@ -203,7 +203,9 @@ class RequestStats:
 
     `verifies` counts forwards of this request as a decoding row; the forward that ends its prefill is none of them.
     `emitted` counts the tokens that those verifies delivered, so the first token is not in it. `queue_s` is the wait before
-    the first row, `first_token_s` the time from arrival to the first token (None before it).
+    the first row, `first_token_s` the time from arrival to the first token (None before it). `draft_by` is `draft_s` by drafter,
+    `decode_s` all seconds of those verifies with their drafts, and `off_s` what the cost model says that the same tokens would
+    have taken without drafts.
     """
 
     drafted: int = 0
@@ -221,6 +223,14 @@ class RequestStats:
     host_s: float = 0.0
     queue_s: float = 0.0
     first_token_s: float | None = None
+    draft_by: dict[str, float] = field(default_factory=dict)
+    decode_s: float = 0.0
+    off_s: float = 0.0
+
+    @property
+    def speedup(self) -> float:
+        """How many times faster it decoded than it is estimated to have done without drafts; 1.0 before the first verify."""
+        return self.off_s / self.decode_s if self.off_s > 0 and self.decode_s > 0 else 1.0
 
     @property
     def acceptance_length(self) -> float:
@@ -230,6 +240,41 @@ class RequestStats:
     @property
     def wasted(self) -> int:
         return self.drafted - self.accepted
+
+
+@dataclass(frozen=True)
+class Scheduling:
+    """How a request is to be scheduled. Nothing of it changes what it says, only when.
+
+    Attributes:
+        priority: lower runs first.
+        max_draft: the most draft nodes per step, 0 for none; None takes the drafter's limit.
+        target_itl_ms: steps are kept shorter than this while it runs; None takes the engine's.
+        target_ttft_ms: it is refused where its first token is predicted to come later; None takes the engine's.
+        user: whose share of the engine it takes, where that is shared fairly.
+    """
+
+    priority: int = 0
+    max_draft: int | None = None
+    target_itl_ms: float | None = None
+    target_ttft_ms: float | None = None
+    user: str = ""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.priority, int) or isinstance(self.priority, bool):
+            raise RequestError(f"priority must be an integer, got {self.priority!r}", param="priority")
+        if self.max_draft is not None and not _is_id(self.max_draft):
+            raise RequestError(f"max_draft must be an integer of 0 or more, or None, got {self.max_draft!r}", param="max_draft")
+        for name in ("target_itl_ms", "target_ttft_ms"):
+            value = getattr(self, name)
+            is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and _is_finite(value)
+            if value is not None and not (is_number and value > 0):
+                raise RequestError(f"{name} must be a positive number of milliseconds, or None, got {value!r}", param=name)
+        if not isinstance(self.user, str):
+            raise RequestError(f"user must be a text, got {self.user!r}", param="user")
+
+
+DEFAULT_SCHEDULING = Scheduling()
 
 
 @dataclass(eq=False)
@@ -249,6 +294,10 @@ class Request:
         bad_words: `params.bad_words` as id sequences.
         num_scored: prompt tokens whose logprobs were told; the first has none.
         priority: lower runs first and is preempted last.
+        max_draft: the most draft nodes per step; None takes the drafter's limit.
+        target_itl_s: seconds that should pass between its tokens at most.
+        target_ttft_s: seconds from its arrival to its first token at most.
+        user: whose share of a fair server it takes.
         arrival_s: when it came, by the engine's clock.
         parent: id of the sibling whose prompt KV this choice shares (n > 1), until it has run.
     """
@@ -266,6 +315,10 @@ class Request:
     num_scored: int = 1
     priority: int = 0
     parent: str | None = None
+    max_draft: int | None = None
+    target_itl_s: float | None = None
+    target_ttft_s: float | None = None
+    user: str = ""
     arrival_s: float = 0.0
     finish_reason: str | None = None
     stats: RequestStats = field(default_factory=RequestStats)

@@ -8,12 +8,17 @@ from specdec.plan import StepCost
 
 
 class StepClock:
-    """Each `mark` books the time since the last one; nothing is left out and nothing is counted twice."""
+    """Each `mark` books the time since the last one; nothing is left out and nothing is counted twice.
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    Args:
+        clock: seconds.
+        host_s: host time to begin with: what the step before did after its books were closed.
+    """
+
+    def __init__(self, clock: Callable[[], float], host_s: float = 0.0) -> None:
         self._clock = clock
         self._last = clock()
-        self._spent: dict[str, float] = {}
+        self._spent: dict[str, float] = {"host": host_s}
 
     def mark(self, kind: str) -> None:
         """Books the time since the last mark to `kind`: draft, verify, sample, commit or host."""
@@ -32,3 +37,7 @@ class StepClock:
             commit_s=self._spent.get("commit", 0.0),
             host_s=self._spent["host"] + max(routing, 0.0),
         )
+
+    def since_last(self) -> float:
+        """Seconds since the last mark, which are booked nowhere."""
+        return self._clock() - self._last

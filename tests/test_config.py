@@ -33,6 +33,13 @@ from specdec.request import SamplingParams
         ({"drafter": 5}, "drafter"),
         ({"prefix_cache": "no"}, "prefix_cache"),
         ({"num_pages": 0}, "num_pages"),
+        ({"draft_budget": "some"}, "draft_budget"),
+        ({"draft_budget": 0}, "draft_budget"),
+        ({"draft_budget": "-1"}, "draft_budget"),
+        ({"draft_budget": True}, "draft_budget"),
+        ({"warm_up_s": -1.0}, "warm_up_s"),
+        ({"target_itl_ms": 0.0}, "target_itl_ms"),
+        ({"target_ttft_ms": float("nan")}, "target_ttft_ms"),
     ],
 )
 def test_an_impossible_option_is_refused_by_name(options: dict[str, Any], field: str) -> None:
@@ -76,3 +83,7 @@ def test_an_unknown_sampling_parameter_is_refused() -> None:
 
 def test_one_stop_string_may_be_given_bare() -> None:
     assert SamplingParams(stop="ab").stop == ("ab",)  # type: ignore[arg-type]
+
+
+def test_a_draft_budget_may_come_as_text() -> None:
+    assert [EngineConfig(draft_budget=value).draft_budget for value in ("auto", "all", 5, "5")] == ["auto", "all", 5, 5]

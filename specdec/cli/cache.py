@@ -14,7 +14,7 @@ from specdec.eval.tables import align, format_bytes
 @click.group("cache", short_help="List or clear what is kept on disk.", invoke_without_command=True)
 @click.pass_context
 def command(context: click.Context) -> int | None:
-    """List what is kept on disk ($SPECDEC_CACHE, else ~/.cache/specdec): compiled kernels, converted weights, models.
+    """List what is kept on disk ($SPECDEC_CACHE, else ~/.cache/specdec): compiled kernels, converted weights, measured costs, models.
 
     A time of last use is that of the last write on file systems that do not keep when a file was read.
     """
@@ -31,7 +31,7 @@ def command(context: click.Context) -> int | None:
 @click.argument("words", nargs=-1, metavar="[KIND|NAME]...")
 @click.option("--yes", "-y", is_flag=True, help="Do not ask.")
 def clear(words: tuple[str, ...], yes: bool) -> int:
-    """Remove what is kept on disk: the kinds (kernels, converted, models) and names given, as `specdec cache` shows them.
+    """Remove what is kept on disk: the kinds (kernels, converted, costs, models) and names given, as `specdec cache` shows them.
 
     Without any, all that specdec makes or fetches again by itself, and what killed writers left behind; models that
     were put there by hand stay unless they are named. Nothing outside the cache folder is touched.

@@ -18,7 +18,11 @@ from specdec.request import VERIFY_RULES, SamplingParams
 Command = Callable[..., Any]  # click callbacks take the options as keyword arguments
 
 _CHOICES: Mapping[str, tuple[str, ...]] = {"dtype": DTYPES, "verify_rule": VERIFY_RULES}
-_EXTRA_NAMES: Mapping[str, tuple[str, ...]] = {"verify_rule": ("--rule",)}
+_EXTRA_NAMES: Mapping[str, tuple[str, ...]] = {
+    "verify_rule": ("--rule",),
+    "target_itl_ms": ("--target-itl",),
+    "target_ttft_ms": ("--target-ttft",),
+}
 
 # Fields of SamplingParams that a command line can set -> its own default, where that is another one.
 _SAMPLING: Mapping[str, Any] = {

@@ -20,7 +20,7 @@ def chat_submission(engine: EngineLike, body: ChatRequest) -> Submission:
     ]
     params = body.sampling(body.token_limit)
     drafter, prediction = choose_drafter(engine, body)
-    return Submission(encode_chat(engine.tokenizer, messages), params, drafter, prediction)
+    return Submission(encode_chat(engine.tokenizer, messages), params, drafter, prediction, body.scheduling())
 
 
 async def chat_response(header: Header, ticket: Ticket, submission: Submission, texts: TokenTexts) -> dict[str, Any]:

@@ -57,7 +57,7 @@ def completion_job(engine: EngineLike, body: CompletionRequest) -> CompletionJob
     prompts = _prompts(body)
     echoes = [_echo_text(engine, item) if body.echo else "" for item in prompts]
     ids = [encode(engine, item, special=True, param="prompt") if isinstance(item, str) else item for item in prompts]
-    return CompletionJob([Submission(item, params, drafter, prediction) for item in ids], echoes, alone)
+    return CompletionJob([Submission(item, params, drafter, prediction, body.scheduling()) for item in ids], echoes, alone)
 
 
 def check_echo(engine: EngineLike, submissions: Sequence[Submission]) -> None:

@@ -22,7 +22,7 @@ from typing import Any, Protocol, TypeVar
 from specdec.config import EngineConfig
 from specdec.errors import EngineDeadError
 from specdec.plan import Event
-from specdec.request import Constraint, SamplingParams
+from specdec.request import DEFAULT_SCHEDULING, Constraint, SamplingParams, Scheduling
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -44,7 +44,7 @@ class EngineLike(Protocol):
         request_id: str | None = None,
         drafter: str | None = None,
         prediction: Sequence[int] = (),
-        priority: int = 0,
+        scheduling: Scheduling = DEFAULT_SCHEDULING,
     ) -> list[str]: ...
     def compile(self, constraint: Constraint) -> None: ...
     def prepare_constraints(self) -> None: ...
@@ -64,6 +64,7 @@ class Submission:
     params: SamplingParams
     drafter: str | None = None
     prediction: Sequence[int] = ()
+    scheduling: Scheduling = DEFAULT_SCHEDULING
 
 
 @dataclass
@@ -220,7 +221,9 @@ class AsyncEngine:
             self._last_token_s = time.monotonic()
         try:
             for item in submissions:
-                added = self.engine.add(item.prompt_ids, item.params, drafter=item.drafter, prediction=item.prediction)
+                added = self.engine.add(
+                    item.prompt_ids, item.params, drafter=item.drafter, prediction=item.prediction, scheduling=item.scheduling
+                )
                 for request_id in added:
                     self._tickets[request_id] = (ticket, len(ticket.choices))
                     ticket.choices.append(request_id)

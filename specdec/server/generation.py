@@ -103,13 +103,22 @@ def usage(submissions: Sequence[Submission], outputs: Sequence[Output]) -> dict[
 def speculative_usage(stats: Sequence[RequestStats]) -> dict[str, Any]:
     """What drafting brought and where the seconds went, all choices together; the words are those of RequestStats."""
     verifies = sum(one.verifies for one in stats)
-    seconds = ("queue_s", "prefill_s", "draft_s", "verify_s")
+    seconds = ("queue_s", "prefill_s", "draft_s", "verify_s", "sample_s", "commit_s", "host_s")
+    drafters = dict.fromkeys(name for one in stats for name in one.draft_by)
     return {
         "drafted": sum(one.drafted for one in stats),
         "accepted": sum(one.accepted for one in stats),
         "acceptance_length": sum(one.emitted for one in stats) / verifies if verifies else 1.0,
+        "speedup": speedup(stats),
         **{name: round(sum(getattr(one, name) for one in stats), 6) for name in seconds},
+        "draft_by": {name: round(sum(one.draft_by.get(name, 0.0) for one in stats), 6) for name in drafters},
     }
+
+
+def speedup(stats: Sequence[RequestStats]) -> float:
+    """How many times faster than without drafts, by the estimate of the cost model; pooled, 1.0 where nothing decoded."""
+    off_s, decode_s = sum(one.off_s for one in stats), sum(one.decode_s for one in stats)
+    return round(off_s / decode_s, 4) if off_s > 0 and decode_s > 0 else 1.0
 
 
 def choose_drafter(engine: EngineLike, body: GenerationRequest) -> tuple[str | None, list[int]]:

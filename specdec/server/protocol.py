@@ -11,7 +11,8 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from specdec.request import MAX_LOGPROBS, VERIFY_RULES, SamplingParams
+from specdec.errors import RequestError
+from specdec.request import MAX_LOGPROBS, VERIFY_RULES, SamplingParams, Scheduling
 from specdec.server.errors import bad_request
 from specdec.server.response_format import ResponseFormat, StructuredOutputs, constraint_of
 
@@ -34,7 +35,7 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "web_search_options": (None,),
 }
 # Fields that never change the output.
-_IGNORED = ("user", "metadata", "safety_identifier", "prompt_cache_key", "parallel_tool_calls")
+_IGNORED = ("metadata", "safety_identifier", "prompt_cache_key", "parallel_tool_calls")
 
 
 # Fields that are sampling parameters of the same name and kind.
@@ -60,6 +61,7 @@ class Speculative(_Strict):
 
     drafter: str | None = None
     verify_rule: str | None = None
+    max_draft: int | None = None
 
 
 class TextPart(_Strict):
@@ -120,6 +122,10 @@ class GenerationRequest(_Strict):
     prediction: Prediction | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
+    priority: int | None = None
+    target_itl_ms: float | None = None
+    target_ttft_ms: float | None = None
+    user: str | None = None
 
     @property
     def include_usage(self) -> bool:
@@ -136,6 +142,20 @@ class GenerationRequest(_Strict):
                 raise bad_request(f"verify_rule must be one of {', '.join(VERIFY_RULES)}, got {rule!r}", "speculative.verify_rule")
         given["constraint"] = constraint_of(self.response_format, self.structured_outputs)
         return SamplingParams.from_dict({"max_tokens": max_tokens, **given, **self.scoring()})
+
+    def scheduling(self) -> Scheduling:
+        """When it runs, and with how much draft. Raises RequestError."""
+        try:
+            return Scheduling(
+                priority=self.priority or 0,
+                max_draft=self.speculative.max_draft if self.speculative is not None else None,
+                target_itl_ms=self.target_itl_ms,
+                target_ttft_ms=self.target_ttft_ms,
+                user=self.user or "",
+            )
+        except RequestError as error:
+            error.param = "speculative.max_draft" if error.param == "max_draft" else error.param
+            raise
 
     def scoring(self) -> dict[str, Any]:
         """The sampling parameters that say which tokens are scored, and how many choices for which."""

@@ -92,7 +92,7 @@ def _check(
     problems: list[str] = []
     drafted = accepted = verifies = emitted = 0
     for options in _VARIANTS:
-        llm = LLM(model, drafter=spec, dtype="float32", check_invariants=True, **options)
+        llm = LLM(model, drafter=spec, dtype="float32", check_invariants=True, draft_budget="all", **options)
         for run in ("first", "second"):
             outputs = llm.generate(texts, params, predictions=hints)
             different = [index for index, output in enumerate(outputs) if output.token_ids != expected[index]]

@@ -26,7 +26,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def make_llm(tiny: Path) -> MakeLLM:
     def make(drafter: Any = "off", *, model: Path | None = None, **options: Any) -> LLM:  # as LLM's own arguments
-        defaults = {"dtype": "float32", "num_pages": 256, "page_size": 4, "check_invariants": True}
+        defaults = {"dtype": "float32", "num_pages": 256, "page_size": 4, "check_invariants": True, "draft_budget": "all"}
         if "kv_memory_gb" in options:
             del defaults["num_pages"]
         return LLM(str(model or tiny), drafter=drafter, **{**defaults, **options})

@@ -48,7 +48,11 @@ def plain(worded: Path) -> LLM:
 
 
 def make(model: Path, drafter: Any = "off", **options: Any) -> LLM:  # as LLM's own arguments
-    return LLM(str(model), drafter=drafter, **{"dtype": "float32", "num_pages": 512, "page_size": 4, "check_invariants": True, **options})
+    return LLM(
+        str(model),
+        drafter=drafter,
+        **{"dtype": "float32", "num_pages": 512, "page_size": 4, "check_invariants": True, "draft_budget": "all", **options},
+    )
 
 
 def by_prompt(outputs: Sequence[GenerationOutput]) -> dict[tuple[int, ...], list[int]]:

@@ -20,7 +20,7 @@ PARAMS = SamplingParams(max_tokens=24, temperature=1.3, top_k=1000, seed=4, igno
 
 @pytest.fixture(scope="module", params=["float32", "bfloat16"])
 def demo(request: pytest.FixtureRequest, demo_model: Path) -> LLM:
-    return LLM(str(demo_model), dtype=request.param, num_pages=256, max_num_seqs=8, drafter=RandomTree(1000))
+    return LLM(str(demo_model), dtype=request.param, num_pages=256, max_num_seqs=8, drafter=RandomTree(1000), draft_budget="all")
 
 
 def logits_by(llm: LLM, ids: list[int], sizes: list[int]) -> torch.Tensor:

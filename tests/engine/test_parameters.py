@@ -60,7 +60,15 @@ def const_llm(const: Path, request: pytest.FixtureRequest) -> Callable[[list[int
     """An engine with a drafter that may know what will come."""
     name, k = request.param
     expected: list[int] = []
-    llm = LLM(str(const), drafter=DRAFTERS[name](expected, k), dtype="float32", num_pages=64, page_size=4, check_invariants=True)
+    llm = LLM(
+        str(const),
+        drafter=DRAFTERS[name](expected, k),
+        dtype="float32",
+        num_pages=64,
+        page_size=4,
+        check_invariants=True,
+        draft_budget="all",
+    )
 
     def make(reference: list[int]) -> LLM:
         expected[:] = reference
@@ -80,7 +88,7 @@ def test_literal_outputs(const_llm: Callable[[list[int]], LLM], rule: str) -> No
 @pytest.mark.parametrize("drafter", ["off", "onehot0", "onehot1"])
 def test_min_p_leaves_the_law_of_what_is_left(const: Path, drafter: str) -> None:
     drafters = {"off": "off", "onehot0": OneHot(0, 3), "onehot1": OneHot(1, 3)}
-    llm = LLM(str(const), drafter=drafters[drafter], dtype="float32", num_pages=4096)
+    llm = LLM(str(const), drafter=drafters[drafter], dtype="float32", num_pages=4096, draft_budget="all")
     outputs = llm.generate([PROMPT] * 8, [SamplingParams(min_p=0.5, seed=seed, max_tokens=250) for seed in range(8)])
     counts = torch.bincount(torch.tensor([token for output in outputs for token in output.token_ids]), minlength=3)
     assert counts[2:].sum() == 0
@@ -144,7 +152,7 @@ def test_a_failing_processor_ends_its_own_request_where_it_would_without_drafts(
         return logits
 
     drafters = {"off": "off", "oracle": Oracle({(5,): [0] * 6}, 5), "onehot0": OneHot(0, 5)}
-    llm = LLM(str(const), drafter=drafters[drafter], dtype="float32", num_pages=64, check_invariants=True)
+    llm = LLM(str(const), drafter=drafters[drafter], dtype="float32", num_pages=64, check_invariants=True, draft_budget="all")
     failed, fine = llm.generate([PROMPT] * 2, [replace(GREEDY, logits_processors=(fragile,)), GREEDY])
     assert (failed.token_ids, failed.finish_reason) == ((0, 0, 0, 0), "error")
     assert failed.choices[0].error == (
@@ -158,7 +166,7 @@ def test_a_failing_processor_ends_its_own_request_where_it_would_without_drafts(
 @pytest.mark.parametrize("rule", ["coupled", "rejection", "traversal"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_bans_that_leave_nothing_end_the_request_with_the_reason(const: Path, drafter: str, rule: str, temperature: float) -> None:
-    llm = LLM(str(const), drafter={"off": "off", "onehot0": OneHot(0, 5)}[drafter], dtype="float32", num_pages=64)
+    llm = LLM(str(const), drafter={"off": "off", "onehot0": OneHot(0, 5)}[drafter], dtype="float32", num_pages=64, draft_budget="all")
     params = replace(GREEDY, temperature=temperature, verify_rule=rule, allowed_token_ids=(0,), bad_words=((0, 0, 0),))
     output = llm.generate([PROMPT], params)[0]
     assert (output.token_ids, output.finish_reason) == ((0, 0), "error")

@@ -86,7 +86,7 @@ def test_the_law_is_p_where_every_request_has_another_drafter(const: Path, mixed
 
 @pytest.mark.parametrize(("rule", "expected"), [("rejection", 1.300), ("coupled", 1.2322), ("traversal", 1.300)])
 def test_acceptance_of_a_drawn_token(const: Path, rule: str, expected: float) -> None:
-    llm = LLM(str(const), drafter=table(Q), dtype="float32", verify_rule=rule, num_pages=1024)
+    llm = LLM(str(const), drafter=table(Q), dtype="float32", verify_rule=rule, num_pages=1024, draft_budget="all")
     outputs = llm.generate([[1]] * 8, [SamplingParams(temperature=1.0, seed=index, max_tokens=400) for index in range(8)])
     assert abs(pooled(outputs) - expected) < 0.035
 

@@ -77,7 +77,7 @@ def test_decoding_rows_never_wait_for_a_prompt() -> None:
 
 
 def test_drafts_are_capped_by_what_may_still_be_emitted_and_by_the_drafter() -> None:
-    loop = Loop()
+    loop = Loop(draft_budget="all")
     loop.add("a", prompt=4, output=7, drafter="x")
     loop.run()
     # the first token comes from the prefill; a draft of k leaves room for the token behind it

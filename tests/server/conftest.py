@@ -14,7 +14,7 @@ import pytest
 from specdec.config import EngineConfig
 from specdec.errors import ContextLengthError, OverloadedError, RequestError
 from specdec.plan import Event
-from specdec.request import Constraint, RequestStats, SamplingParams
+from specdec.request import DEFAULT_SCHEDULING, Constraint, RequestStats, SamplingParams, Scheduling
 from specdec.server.options import ServerOptions
 from specdec.server.run import Server, bind, create_server
 
@@ -56,6 +56,7 @@ class FakeEngine:
         self.closed = False
         self.prepared = False
         self.number = 0
+        self.scheduled: list[Scheduling] = []
 
     def add(
         self,
@@ -65,7 +66,7 @@ class FakeEngine:
         request_id: str | None = None,
         drafter: str | None = None,
         prediction: Sequence[int] = (),
-        priority: int = 0,
+        scheduling: Scheduling = DEFAULT_SCHEDULING,
     ) -> list[str]:
         if not prompt_ids:
             raise RequestError("the prompt is empty", param="prompt")
@@ -80,6 +81,7 @@ class FakeEngine:
         for name in names:
             self.running[name] = (params, 0, RequestStats(cached_prompt_tokens=1))
         self.log.append(("add", {"prompt": list(prompt_ids), "params": params, "drafter": drafter, "prediction": list(prediction)}))
+        self.scheduled.append(scheduling)
         return names
 
     def compile(self, constraint: Constraint) -> None:

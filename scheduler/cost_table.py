@@ -1,0 +1,80 @@
+"""Seconds of a target forward by its token rows: measured, or a roofline where nothing was. Values only."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+GRID = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+"""Token rows at which forwards are measured: close together where drafting decides."""
+
+
+@dataclass(frozen=True)
+class CostTable:
+    """Verify seconds at a few sizes; between them the cost is linear.
+
+    Attributes:
+        tokens: token rows, ascending, the first is 1.
+        seconds: of a forward of so many rows that reads next to no KV; ascending.
+        kv_token_s: seconds per token of KV read.
+        weight: steps that the table is worth when what is observed differs: 0 for a guess.
+    """
+
+    tokens: tuple[int, ...]
+    seconds: tuple[float, ...]
+    kv_token_s: float = 0.0
+    weight: int = 0
+
+    def __post_init__(self) -> None:
+        ascending = all(a < b for a, b in itertools.pairwise(self.tokens))
+        if not self.tokens or self.tokens[0] != 1 or len(self.tokens) != len(self.seconds) or not ascending:
+            raise ValueError(f"a cost table needs seconds for ascending sizes from 1, got {self.tokens} and {self.seconds}")
+        if min(self.seconds) <= 0 or self.kv_token_s < 0:
+            raise ValueError(f"seconds must be positive, got {self.seconds} and {self.kv_token_s} per KV token")
+
+    @classmethod
+    def measured(cls, points: Mapping[int, float], kv_token_s: float = 0.0, weight: int = 20) -> CostTable:
+        """A table of measurements, made ascending: more rows never take less time.
+
+        Half way between the running maximum and the running minimum from the other end, so that one disturbed measurement moves
+        its neighbours by half.
+        """
+        tokens = tuple(sorted(points))
+        seconds = [points[size] for size in tokens]
+        upper = list(itertools.accumulate(seconds, max))
+        lower = list(itertools.accumulate(reversed(seconds), min))[::-1]
+        return cls(tokens, tuple((high + low) / 2 for high, low in zip(upper, lower, strict=True)), kv_token_s, weight)
+
+    @classmethod
+    def roofline(
+        cls,
+        weight_bytes: float,
+        flops_per_token: float,
+        *,
+        bytes_per_s: float,
+        flops_per_s: float,
+        overhead_s: float = 0.0,
+        kv_bytes_per_token: float = 0.0,
+        tokens: Sequence[int] = GRID,
+    ) -> CostTable:
+        """max(bytes / bandwidth, flops / rate) + overhead, a guess."""
+        read_s = weight_bytes / bytes_per_s
+        seconds = tuple(max(read_s, count * flops_per_token / flops_per_s) + overhead_s for count in tokens)
+        return cls(tuple(tokens), seconds, kv_bytes_per_token / bytes_per_s)
+
+    @classmethod
+    def guess(cls) -> CostTable:
+        """Where nothing at all is known: 10 ms, and twice that at 32 rows. The first steps set the scale."""
+        return cls(GRID, tuple(0.010 * (1 + count / 32) for count in GRID), 1e-9)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> CostTable:  # JSON values, checked in __post_init__
+        """Reads `to_dict`. Raises ValueError, TypeError or KeyError where it is none."""
+        tokens, seconds = tuple(map(int, values["tokens"])), tuple(map(float, values["seconds"]))
+        return cls(tokens, seconds, float(values["kv_token_s"]), int(values["weight"]))

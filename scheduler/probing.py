@@ -1,0 +1,113 @@
+"""When a drafter that does not pay is tried again.
+
+A probe that lost some time is paid off before the next one: it may cost 0.3 % of the time, or up to 8 % where that would mean to
+wait for more than 52 steps. It takes two steps: in the first one a drafter with KV of its own catches up with what it missed, which
+says nothing of what it costs in use. A probe that paid is repeated at once, so that a drafter which has become good is in use again
+as soon as the first probe finds out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+SHARE = 0.003
+MOST_SHARE = 0.08
+PATIENCE = 52
+_REST = 4  # steps between probes, however cheap they seem
+_MOST_ROWS = 8
+_WIDE = 4  # one probe in so many takes as many rows as that
+
+
+@dataclass
+class _Option:
+    """One way to draft.
+
+    Attributes:
+        last_s, last_step: when it was probed last.
+        loss_s: what that cost more than it brought.
+        count: probes so far.
+        tried: request -> step in which it was drafted last.
+        again: requests to be drafted in the next step too: those whose last probe paid, or has just begun.
+    """
+
+    last_s: float
+    last_step: int
+    loss_s: float = 0.0
+    count: int = 0
+    tried: dict[str, int] = field(default_factory=dict)
+    again: set[str] = field(default_factory=set)
+
+
+class Probing:
+    """Keeps, per way to draft, when it was last tried on requests for which it is not expected to pay."""
+
+    def __init__(self) -> None:
+        self._options: dict[str, _Option] = {}
+        self._elapsed_s = 0.0
+        self._step = 0
+
+    def tick(self, seconds: float) -> None:
+        """A step of so many seconds has passed."""
+        self._elapsed_s += seconds
+        self._step += 1
+
+    def pick(self, option: str, request_ids: Collection[str], affordable: int) -> list[str]:
+        """The requests to probe in this step: those whose last probe paid, and when it is time, those not tried for longest.
+
+        Args:
+            affordable: how many may be probed at once, beside those whose last probe paid.
+        """
+        most = max(1, min(affordable, _MOST_ROWS))
+        state = self._options.get(option)
+        if state is None:
+            return list(request_ids)[:most]
+        if state.count % _WIDE == 1:  # what a call costs many rows is not known from calls for one, and may be believed too dear
+            most = _MOST_ROWS
+        again = [name for name in request_ids if name in state.again]
+        if not self._is_due(state):
+            return again
+        rest = [name for name in request_ids if name not in state.again]
+        rest.sort(key=lambda name: state.tried.get(name, -1))
+        return [*again, *rest[: max(0, most - len(again))]]
+
+    def drafted(self, option: str, request_ids: Sequence[str], loss_s: float) -> None:
+        """These requests were drafted because it was expected to pay."""
+        state = self._options.get(option)
+        if state is None:  # its first loss has to be paid off like a probe's
+            state = self._options[option] = _Option(self._elapsed_s, self._step, loss_s)
+        state.tried.update(dict.fromkeys(request_ids, self._step))
+
+    def probed(self, option: str, gains: dict[str, float]) -> None:
+        """These requests were drafted as a probe.
+
+        Args:
+            gains: request -> seconds that it saved, less those that it cost.
+        """
+        state = self._options.setdefault(option, _Option(self._elapsed_s, self._step))
+        if state.last_step != self._step - 1:  # the first of its two steps
+            state.loss_s = 0.0
+            state.count += 1
+        state.loss_s -= sum(gains.values())
+        state.last_s, state.last_step = self._elapsed_s, self._step
+        for name, gain in gains.items():
+            begins = state.tried.get(name) != self._step - 1
+            state.tried[name] = self._step
+            (state.again.add if begins or gain > 0 else state.again.discard)(name)
+
+    def is_in_use(self, option: str, request_ids: Sequence[str]) -> bool:
+        """Whether all these requests were drafted with it in the last step too, so that it has nothing to catch up with."""
+        state = self._options.get(option)
+        return state is not None and all([state.tried.get(name) == self._step for name in request_ids])
+
+    def forget(self, request_id: str) -> None:
+        """The request has ended."""
+        for state in self._options.values():
+            state.tried.pop(request_id, None)
+            state.again.discard(request_id)
+
+    def _is_due(self, state: _Option) -> bool:
+        steps, seconds = self._step - state.last_step, self._elapsed_s - state.last_s
+        if state.loss_s <= 0:
+            return True
+        return steps >= _REST and (seconds * SHARE >= state.loss_s or (steps >= PATIENCE and seconds * MOST_SHARE >= state.loss_s))

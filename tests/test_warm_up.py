@@ -1,0 +1,86 @@
+"""Warm-up measurements on a runner that only lets a fake clock go on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specdec.config import EngineConfig
+from specdec.engine import Engine
+from specdec.pack import PackRow
+from specdec.scheduler.cost_table import CostTable
+from specdec.testing import write_tiny_checkpoint
+from specdec.warm_up import cached_costs, measure_costs, model_identity
+
+
+class Runner:
+    page_size = 16
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.sizes: list[int] = []
+
+    def forward(self, rows: list[PackRow], capture: tuple[int, ...] = ()) -> Any:
+        (row,) = rows
+        assert len(row.pages) * self.page_size >= row.cached + len(row.tokens)
+        self.sizes.append(len(row.tokens))
+        self.now_s += 0.01 * max(1, len(row.tokens) / 16) + 1e-5 * row.cached
+
+    def clock(self) -> float:
+        return self.now_s
+
+
+def test_medians_by_size_and_the_price_of_kv() -> None:
+    runner = Runner()
+    table = measure_costs(runner, num_slots=1600, max_tokens=64, max_s=100.0, clock=runner.clock)
+    assert table is not None
+    assert table.tokens[-1] == 64
+    assert dict(zip(table.tokens, table.seconds, strict=True))[32] == pytest.approx(0.02)
+    assert table.kv_token_s == pytest.approx(1e-5)
+
+
+def test_it_stops_in_time_and_within_the_pool() -> None:
+    runner = Runner()
+    table = measure_costs(runner, num_slots=1600, max_tokens=512, max_s=1.0, clock=runner.clock)
+    assert table is not None and table.tokens[-1] < 512
+    assert runner.now_s < 1.2
+    runner = Runner()
+    table = measure_costs(runner, num_slots=32, max_tokens=512, max_s=100.0, clock=runner.clock)
+    assert table is not None and table.tokens[-1] == 32
+    runner = Runner()
+    assert measure_costs(runner, num_slots=1600, max_tokens=512, max_s=0.05, clock=runner.clock) is None
+
+
+def test_what_took_long_is_kept_for_the_same_model_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPECDEC_CACHE", str(tmp_path / "cache"))
+    model = tmp_path / "model.gguf"
+    model.write_bytes(b"x")
+    runner, measured = Runner(), []
+
+    def measure() -> CostTable | None:
+        measured.append(True)
+        return measure_costs(runner, 1600, 64, 100.0, runner.clock)
+
+    first = cached_costs(model_identity(str(model)), measure, runner.clock)
+    assert cached_costs(model_identity(str(model)), measure, runner.clock) == first
+    assert len(measured) == 1
+    (kept,) = (tmp_path / "cache" / "costs").iterdir()
+    kept.write_text("{")
+    assert cached_costs(model_identity(str(model)), measure, runner.clock) is not None
+    model.write_bytes(b"xy")
+    cached_costs(model_identity(str(model)), measure, runner.clock)
+    assert len(measured) == 3
+
+
+def test_an_engine_that_drafts_starts_measured_and_says_so(tmp_path: Path) -> None:
+    folder = write_tiny_checkpoint(tmp_path / "tiny")
+    said: list[str] = []
+    config = EngineConfig(model=str(folder), dtype="float32", num_pages=64, page_size=4, drafter="ngram", max_batch_tokens=32)
+    engine = Engine.from_config(config, progress=said.append)
+    assert any("measuring what steps take" in line for line in said)
+    assert engine.scheduler.costs.table.weight > 0
+    assert engine.kv.num_free == 64
+    plain = Engine.from_config(EngineConfig(model=str(folder), dtype="float32", num_pages=64, page_size=4))
+    assert plain.scheduler.costs.table.weight == 0
