@@ -39,6 +39,7 @@ def main() -> None:
                 max_num_seqs=options.batch,
                 max_model_len=options.max_model_len,
                 prefix_cache=True,  # the prompts are the same for every rule
+                draft_budget="all",
                 progress=lambda line: print(line, file=sys.stderr),
             )
             prompts = read_prompts(llm, options)

@@ -33,7 +33,8 @@ def main() -> int:
     for dtype in options.dtype:
         expected: dict[float, list[list[int]]] = {}
         for drafter, batch in cases:
-            llm = LLM(options.target, dtype=dtype, drafter=drafter, max_num_seqs=batch, max_model_len=options.max_model_len)
+            limits = {"max_num_seqs": batch, "max_model_len": options.max_model_len}
+            llm = LLM(options.target, dtype=dtype, drafter=drafter, draft_budget=options.draft_budget, **limits)
             prompts = read_prompts(llm, options)
             for temperature in options.temperature:
                 start = time.perf_counter()
@@ -60,6 +61,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--max-tokens", type=int, default=32, help="per prompt")
     parser.add_argument("--max-model-len", type=int, default=768, help="longer prompts are left out")
     parser.add_argument("--dtype", action="append", default=[], help="may be repeated")
+    parser.add_argument("--draft-budget", default="all", help="auto, all or a number of nodes")
     parser.add_argument("--temperature", type=float, nargs="+", default=[0.0, 0.8])
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()

@@ -30,7 +30,7 @@ class EngineConfig:
     Attributes:
         model: a hub id, a folder with safetensors, a `.gguf` file, or `demo` for the demo model.
         dtype: of the weights: `int8`, `int4` (the 4-bit blocks of a GGUF file as they are), `bfloat16`, `float32`, or `auto`, the
-            fastest here: int8 on a CPU made for it, else a float type that suits checkpoint and device.
+            fastest here: on a CPU made for it int4 for such a file and else int8, elsewhere a float type that suits checkpoint and device.
         device: `auto` or `cpu`.
         drafter: default drafter spec; requests may name another that needs no loading.
         draft_budget: how much is drafted and verified: `auto` spends what is predicted to pay, step by step; `all` everything

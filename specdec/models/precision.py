@@ -69,9 +69,10 @@ def resolve_precision(
 ) -> Precision:
     """What to run a model in.
 
-    `auto` is int8 where that is fastest: on a processor that multiplies bytes, with compiled kernels that run the whole decoder.
-    Elsewhere it is bfloat16 where the checkpoint was trained in a 16-bit type and the device multiplies bfloat16 natively, else
-    float32. float16 checkpoints run in bfloat16 too: their activations overflow float16 in some models, and CPUs emulate it.
+    `auto` is int4 for a checkpoint in 4-bit blocks and else int8 where these are fastest: on a processor that multiplies bytes, with
+    compiled kernels that run the whole decoder. Elsewhere it is bfloat16 where the checkpoint was trained in a 16-bit type and the
+    device multiplies bfloat16 natively, else float32. float16 checkpoints run in bfloat16 too: their activations overflow float16 in
+    some models, and CPUs emulate it.
 
     Args:
         dtype: an option of `EngineConfig.dtype`, or a float type of torch.
@@ -90,23 +91,25 @@ def resolve_precision(
             raise ConfigError("dtype int4 keeps the 4-bit blocks of a GGUF file (Q4_0, Q4_1, Q4_K), and this model has none: take int8")
         return Precision.int4(four_bit)
     if dtype == "auto":
-        return _fastest(config, device, is_fast)
+        return _fastest(config, device, is_fast, four_bit)
     chosen = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
     if chosen not in _FLOATS:
         raise ConfigError(f"dtype must be auto, int8, int4, float32, bfloat16 or float16, got {dtype!r}")
     return Precision.of(chosen)
 
 
-def _fastest(config: ModelConfig, device: torch.device, is_fast: Callable[[], bool]) -> Precision:
+def _fastest(config: ModelConfig, device: torch.device, is_fast: Callable[[], bool], four_bit: Set[str]) -> Precision:
     own = torch.bfloat16 if config.torch_dtype in ("bfloat16", "float16") else torch.float32
     if device.type != "cpu":
         return Precision.of(own)
     native = any(torch.cpu.get_capabilities().get(name) for name in _BF16_CAPABILITIES)
     best_float = own if native else torch.float32
     if not covers(config.activation, config.head_dim):
-        return Precision.of(best_float, "int8 has no kernels for this architecture")
+        return Precision.of(best_float, "int8 and int4 have no kernels for this architecture")
     if not is_fast():
-        return Precision.of(best_float, "int8 would need compiled kernels and AVX-512 VNNI")
+        return Precision.of(best_float, "int8 and int4 would need compiled kernels and AVX-512 VNNI")
+    if four_bit:
+        return Precision.int4(four_bit, "fastest here, and the file's own 4-bit weights")
     return Precision.int8(f"fastest here; --dtype {_name(own)} for the checkpoint's own precision")
 
 

@@ -182,7 +182,9 @@ def test_auto_takes_int8_where_that_is_fast_and_says_why(llama_folder):
     config = inspect_model(str(llama_folder))
     fast = resolve_precision("auto", config, CPU, lambda: True)
     assert fast.weights == "int8" and fast.reason == "fastest here; --dtype float32 for the checkpoint's own precision"
-    slow = resolve_precision("auto", config, CPU, lambda: False)
+    kept = resolve_precision("auto", config, CPU, lambda: True, {"lm_head"})
+    assert (kept.weights, kept.four_bit) == ("int4", {"lm_head"}) and "own 4-bit weights" in kept.reason
+    slow = resolve_precision("auto", config, CPU, lambda: False, {"lm_head"})
     assert slow.dtype == torch.float32 and "compiled kernels" in slow.reason  # as the checkpoint is
     other = resolve_precision("auto", replace(config, head_dim=12), CPU, lambda: True)
     assert other.dtype == torch.float32 and "architecture" in other.reason
