@@ -282,6 +282,7 @@ Decoder::Decoder(const DecoderWeights &weights) : weights_(weights), layers_(wei
 }
 
 void Decoder::forward(const ForwardInput &input) {
+    const int threads = crowding_.threads(input.threads);
     prepare(workspace_, weights_, std::max(input.num_tokens, input.num_logits));
     const AttentionBatch batch{input.parents, input.depths, input.row_offsets, input.cached, input.page_table,
                                input.num_rows, input.table_width, input.page_size};
@@ -292,15 +293,22 @@ void Decoder::forward(const ForwardInput &input) {
         if (same == owned.end()) {
             const AttentionShape shape{weights_.num_heads, weights_.num_kv_heads, weights_.head_dim, layer.window,
                                        weights_.attention_scale, weights_.attention_soft_cap};
-            owned.push_back(std::make_unique<AttentionPlan>(batch, shape, input.threads));
+            owned.push_back(std::make_unique<AttentionPlan>(batch, shape, threads));
             plans.push_back(owned.back().get());
         } else {
             plans.push_back(same->get());
         }
     }
-    Team team(input.threads, kPhasesPerLayer * weights_.num_layers + kOtherPhases);
-#pragma omp parallel num_threads(input.threads)
-    Worker(weights_, input, workspace_, team, plans).run();
+    Team team(threads, kPhasesPerLayer * weights_.num_layers + kOtherPhases);
+    double ran_s = 0.0;
+    const double start_s = wall_seconds();
+#pragma omp parallel num_threads(threads) reduction(+ : ran_s)
+    {
+        const double before_s = thread_seconds();
+        Worker(weights_, input, workspace_, team, plans).run();
+        ran_s += thread_seconds() - before_s;
+    }
+    crowding_.book(threads, input.threads, ran_s, wall_seconds() - start_s);
 }
 
 }  // namespace specdec

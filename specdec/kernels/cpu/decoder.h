@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "attention.h"
+#include "crowding.h"
 #include "elementwise.h"
 #include "products.h"
 #include "team.h"
@@ -73,6 +74,7 @@ private:
     DecoderWeights weights_;
     std::vector<LayerWeights> layers_;
     Workspace workspace_;
+    Crowding crowding_;
 };
 
 }  // namespace specdec
