@@ -12,13 +12,14 @@ from specdec.drafters.base import Drafter, DrafterContext, DraftRow
 from specdec.errors import ConfigError
 from specdec.tree import EMPTY, DraftTree
 
+MAX_LIMIT = 256
 DEFAULT_LIMIT = 16
 
 
 def check_options(limit: int = DEFAULT_LIMIT) -> None:
     """Raises ConfigError for option values that cannot be."""
-    if limit < 1:
-        raise ConfigError(f"drafter grammar: limit must be at least 1, got {limit}")
+    if not 1 <= limit <= MAX_LIMIT:
+        raise ConfigError(f"drafter grammar: limit must be between 1 and {MAX_LIMIT}, got {limit}")
 
 
 class GrammarDrafter(Drafter):

@@ -48,9 +48,10 @@ class Lane:
         self.drafter = drafter
         self.needs = drafter.needs
         self.default_limit = int(drafter.default_limit)
-        if not isinstance(self.needs, DraftNeeds) or self.default_limit < 1:
+        if not isinstance(self.needs, DraftNeeds) or not 1 <= self.default_limit <= _MOST_NODES:
             raise DrafterError(
-                f"drafter {name}: needs must be a DraftNeeds and default_limit at least 1, got {self.needs!r} and {drafter.default_limit!r}"
+                f"drafter {name}: needs must be a DraftNeeds and default_limit between 1 and {_MOST_NODES}, "
+                f"got {self.needs!r} and {drafter.default_limit!r}"
             )
         self.failed = False
         self.errors: Counter[str] = Counter()
@@ -147,11 +148,11 @@ class Lane:
             self.failed = True
             self._count("timeout", f"{what} gave no answer within draft_timeout_s = {self._timeout_s:g} s; switched off")
         except Exception as error:
-            self._count("raised", f"{what} raised {type(error).__name__}: {error}")
+            self._count("raised", f"{what} raised {type(error).__name__}: {_words(error)}")
         except BaseException as error:
             if self._worker is None:  # in this thread it is the user's Ctrl-C, not the drafter's doing
                 raise
-            self._count("raised", f"{what} raised {type(error).__name__}: {error}")
+            self._count("raised", f"{what} raised {type(error).__name__}: {_words(error)}")
         return FAILED
 
     def _checked(self, tree: object, row: DraftRow) -> DraftTree | None:
@@ -210,3 +211,11 @@ def _ints(values: Any) -> Any:  # from whatever the drafter put there, to an int
 def _is_built_in(drafter: Drafter) -> bool:
     """Whether this package vouches for the drafter; a FunctionDrafter is as good as its function."""
     return type(drafter).__module__.startswith("specdec.drafters.") and not isinstance(drafter, FunctionDrafter)
+
+
+def _words(error: BaseException) -> str:
+    """What an exception says; it is the drafter's object, and asking it may raise anything."""
+    try:
+        return str(error)
+    except Exception:
+        return "(its message cannot be had)"

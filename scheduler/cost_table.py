@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -31,7 +32,8 @@ class CostTable:
         ascending = all(a < b for a, b in itertools.pairwise(self.tokens))
         if not self.tokens or self.tokens[0] != 1 or len(self.tokens) != len(self.seconds) or not ascending:
             raise ValueError(f"a cost table needs seconds for ascending sizes from 1, got {self.tokens} and {self.seconds}")
-        if min(self.seconds) <= 0 or self.kv_token_s < 0:
+        finite = all(map(math.isfinite, (*self.seconds, self.kv_token_s)))
+        if not finite or min(self.seconds) <= 0 or self.kv_token_s < 0:
             raise ValueError(f"seconds must be positive, got {self.seconds} and {self.kv_token_s} per KV token")
 
     @classmethod

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -81,15 +82,16 @@ def cached_costs(identity: dict[str, Any], measure: Callable[[], CostTable | Non
         identity: what the costs depend on; JSON values.
     """
     key = {**identity, "machine": platform.machine(), "cpus": os.cpu_count(), "threads": torch.get_num_threads(), "version": _VERSION}
-    path = cache_dir("costs") / f"{hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:32]}.json"
+    name = f"{hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:32]}.json"
     try:
-        return CostTable.from_dict(json.loads(path.read_text("utf-8"))["table"])
+        return CostTable.from_dict(json.loads((cache_dir("costs") / name).read_text("utf-8"))["table"])
     except (OSError, ValueError, KeyError, TypeError):
         pass  # not there, or not readable: measured again
     start = clock()
     table = measure()
     if table is not None and clock() - start >= _WORTH_KEEPING_S:
-        _write(path, {"key": key, "table": table.to_dict()})
+        with contextlib.suppress(OSError):  # where nothing can be kept, every start measures
+            _write(cache_dir("costs") / name, {"key": key, "table": table.to_dict()})
     return table
 
 

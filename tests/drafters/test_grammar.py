@@ -36,5 +36,5 @@ def test_an_engine_without_constraints_has_nothing_to_force():
 
 def test_options():
     check_spec("grammar(limit=4)+ngram")
-    with pytest.raises(ConfigError, match="limit must be at least 1"):
+    with pytest.raises(ConfigError, match="limit must be between 1 and 256"):
         check_spec("grammar(limit=0)")
