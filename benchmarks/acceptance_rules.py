@@ -19,7 +19,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch loads: spinn
 
 import torch
 
-from specdec.eval.datasets import load_prompts
+from specdec.eval.datasets import spread_prompts
 from specdec.llm import LLM, GenerationOutput
 from specdec.request import VERIFY_RULES, SamplingParams
 
@@ -42,7 +42,7 @@ def main() -> None:
                 draft_budget="all",
                 progress=lambda line: print(line, file=sys.stderr),
             )
-            prompts = read_prompts(llm, options)
+            prompts = spread_prompts(llm, options.prompts, options.limit, options.max_model_len - options.max_tokens)
             for temperature in options.temperature:
                 for rule in rules:
                     column = "greedy drafts" if drawing else rule
@@ -65,14 +65,6 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=4, help="requests at once")
     parser.add_argument("--threads", type=int, default=2)
     return parser.parse_args()
-
-
-def read_prompts(llm: LLM, options: argparse.Namespace) -> list[list[int]]:
-    """Token ids of `limit` prompts from all over the file that leave room for an answer."""
-    encoded = [llm.chat_ids([{"role": "user", "content": row.turns[0]}]) for row in load_prompts([options.prompts])]
-    fitting = [ids for ids in encoded if len(ids) + options.max_tokens <= options.max_model_len]
-    step = max(1, len(fitting) / options.limit)
-    return [fitting[int(place * step)] for place in range(min(options.limit, len(fitting)))]
 
 
 def measure(llm: LLM, prompts: list[list[int]], temperature: float, rule: str, max_tokens: int, title: str) -> float:

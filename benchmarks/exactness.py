@@ -18,7 +18,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch loads: spinn
 
 import torch
 
-from specdec.eval.datasets import load_prompts
+from specdec.eval.datasets import spread_prompts
 from specdec.llm import LLM
 from specdec.request import SamplingParams
 
@@ -35,7 +35,7 @@ def main() -> int:
         for drafter, batch in cases:
             limits = {"max_num_seqs": batch, "max_model_len": options.max_model_len}
             llm = LLM(options.target, dtype=dtype, drafter=drafter, draft_budget=options.draft_budget, **limits)
-            prompts = read_prompts(llm, options)
+            prompts = spread_prompts(llm, options.prompts, options.limit, options.max_model_len - options.max_tokens)
             for temperature in options.temperature:
                 start = time.perf_counter()
                 outputs = llm.generate(prompts, parameters(temperature, len(prompts), options.max_tokens))
@@ -67,14 +67,6 @@ def parse_arguments() -> argparse.Namespace:
     options = parser.parse_args()
     options.dtype = options.dtype or ["int8", "bfloat16"]
     return options
-
-
-def read_prompts(llm: LLM, options: argparse.Namespace) -> list[list[int]]:
-    """Token ids of `limit` prompts from all over the file that leave room for an answer."""
-    encoded = [llm.chat_ids([{"role": "user", "content": row.turns[0]}]) for row in load_prompts([options.prompts])]
-    fitting = [ids for ids in encoded if len(ids) + options.max_tokens <= options.max_model_len]
-    step = max(1, len(fitting) / options.limit)
-    return [fitting[int(place * step)] for place in range(min(options.limit, len(fitting)))]
 
 
 def parameters(temperature: float, count: int, max_tokens: int) -> Sequence[SamplingParams]:

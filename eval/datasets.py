@@ -10,9 +10,12 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from specdec.errors import ConfigError
+
+if TYPE_CHECKING:
+    from specdec.llm import LLM
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,18 @@ def load_prompts(paths: Sequence[Path], limit: int | None = None) -> list[Prompt
     if not rows:
         raise ConfigError(f"no prompts in {', '.join(map(str, paths))}")
     return rows
+
+
+def spread_prompts(llm: LLM, path: Path, limit: int, longest: int) -> list[list[int]]:
+    """Token ids of the first turns of `limit` rows from all over a file, those of more than `longest` tokens left out.
+
+    Raises:
+        ConfigError: as `load_prompts` does.
+    """
+    encoded = [llm.chat_ids([{"role": "user", "content": row.turns[0]}]) for row in load_prompts([path])]
+    fitting = [ids for ids in encoded if len(ids) <= longest]
+    step = max(1, len(fitting) / limit)
+    return [fitting[int(place * step)] for place in range(min(limit, len(fitting)))]
 
 
 def _parse_row(line: str, where: str) -> PromptRow:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
@@ -32,7 +33,7 @@ class _Mute(Drafter):
         raise _Unspeakable
 
 
-def test_a_limit_that_no_step_can_have_is_refused(tmp_path) -> None:  # type: ignore[no-untyped-def]  # pytest's own path
+def test_a_limit_that_no_step_can_have_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DrafterError, match="default_limit between 1 and 4096"):
         LLM(str(write_tiny_checkpoint(tmp_path)), drafter=_Boundless())
     for limit in (0, 257):
@@ -40,7 +41,7 @@ def test_a_limit_that_no_step_can_have_is_refused(tmp_path) -> None:  # type: ig
             check_options(limit)
 
 
-def test_an_exception_without_words_costs_its_draft_only(tmp_path) -> None:  # type: ignore[no-untyped-def]  # pytest's own path
+def test_an_exception_without_words_costs_its_draft_only(tmp_path: Path) -> None:
     llm = LLM(str(write_tiny_checkpoint(tmp_path)), drafter=_Mute(), draft_budget="all")
     params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
     (output,) = llm.generate([[5, 6, 7]], params)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from specdec.errors import ConfigError
-from specdec.eval.datasets import PromptRow, load_prompts
+from specdec.eval.datasets import PromptRow, load_prompts, spread_prompts
 
 GOOD: dict[str, Any] = {"id": "a", "category": "c", "turns": ["one", "two"]}
 
@@ -56,3 +56,18 @@ def test_unreadable_and_empty_files(tmp_path: Path) -> None:
         load_prompts([tmp_path / "none.jsonl"])
     with pytest.raises(ConfigError, match="no prompts in"):
         load_prompts([write(tmp_path / "empty.jsonl", "\n")])
+
+
+class _Words:
+    """Encodes a text as one id per word."""
+
+    def chat_ids(self, messages: list[dict[str, str]]) -> list[int]:
+        return [int(word) for word in messages[0]["content"].split()]
+
+
+def test_prompts_are_spread_over_the_file_and_long_ones_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    texts = [str(number) if number % 2 else "9 9 9 9" for number in range(12)]
+    path.write_text("\n".join(f'{{"id": "{number}", "category": "c", "turns": ["{text}"]}}' for number, text in enumerate(texts)))
+    assert spread_prompts(_Words(), path, 3, longest=3) == [[1], [5], [9]]  # type: ignore[arg-type]  # the only method used
+    assert spread_prompts(_Words(), path, 99, longest=4) == [[int(word) for word in text.split()] for text in texts]  # type: ignore[arg-type]  # the same
