@@ -16,6 +16,7 @@ their own ancestors. What is accepted of it, beyond a chain of first nodes, is f
 from __future__ import annotations
 
 import itertools
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -30,6 +31,7 @@ from specdec.drafters.base import Drafter, DrafterContext, DraftOutcome, DraftRo
 from specdec.drafters.shape import MAX_DEPTH, num_nodes, parse_widths
 from specdec.drafters.vocabulary import tokenizer_fingerprint
 from specdec.errors import ConfigError, DrafterError, SpecdecError
+from specdec.kernels.cpu_ops import log_sum_exp
 from specdec.pack import PackRow
 from specdec.plan import DraftNeeds
 from specdec.runner import ModelRunner
@@ -42,9 +44,11 @@ DEFAULT_DEPTH = 4
 _numbers = itertools.count(1)  # tells the KV of two drafters of one model apart
 
 
-def check_options(target: str, depth: int | None = None, tree: str | None = None, greedy: bool = False) -> None:
+def check_options(target: str, depth: int | None = None, tree: str | None = None, greedy: bool = False, vocab: int | None = None) -> None:
     """Raises ConfigError unless the options of `load_draft_model` can be met and a target that looks like a path exists."""
     _widths(depth, tree)
+    if vocab is not None and vocab < 1:
+        raise ConfigError(f"drafter 'model': vocab must be at least 1 token id, got {vocab}")
     path = Path(target).expanduser()
     looks_like_path = target.endswith(".gguf") or target.startswith((os.sep, ".", "~"))
     if looks_like_path and not path.exists():
@@ -67,7 +71,12 @@ def _widths(depth: int | None, tree: str | None) -> tuple[int, ...]:
 
 
 def load_draft_model(
-    context: DrafterContext, target: str, depth: int | None = None, tree: str | None = None, greedy: bool = False
+    context: DrafterContext,
+    target: str,
+    depth: int | None = None,
+    tree: str | None = None,
+    greedy: bool = False,
+    vocab: int | None = None,
 ) -> DraftModelDrafter:
     """Loads a model in the engine's dtype and drafts with it.
 
@@ -77,18 +86,22 @@ def load_draft_model(
         depth: nodes of a chain, 4 where neither is given.
         tree: children per level, such as `4-1-1-1` (16 nodes).
         greedy: propose the most probable tokens even where the request samples.
+        vocab: propose only the first so many token ids, see `specdec.models.shortlist`; None for all.
 
     Raises:
         ConfigError: an option cannot be met.
         DrafterError: the model cannot be used, or its tokenizer is not the target's.
     """
     from specdec.models import load_model
+    from specdec.models.shortlist import shorten_vocabulary
 
-    check_options(target, depth, tree, greedy)
+    check_options(target, depth, tree, greedy, vocab)
     try:
         loaded = load_model(target, dtype=context.config.dtype, device=context.backend.device, max_positions=context.max_model_len)
     except SpecdecError as error:
         raise DrafterError(f"drafter model:{target}: {error}") from error
+    if vocab is not None:
+        shorten_vocabulary(loaded.model, vocab)
     return DraftModelDrafter(context, loaded, depth, name=f"model:{target}", tree=tree, greedy=greedy)
 
 
@@ -238,11 +251,13 @@ class DraftModelDrafter(Drafter):
                     last = count == draft.pending
                     batch.append((draft, PackRow(tokens, draft.done, self._kv.pages(draft.row.request_id), int(last))))
             output = self._runner.forward([packed for _, packed in batch]).logits
-            ends = [draft for draft, packed in batch if packed.num_logits]
-            logits.update({draft.index: row for draft, row in zip(ends, output, strict=True)})
             for draft, packed in batch:
                 draft.done += len(packed.tokens)
                 self._kv.set_cached(draft.row.request_id, draft.done)
+            ends = [draft for draft, packed in batch if packed.num_logits]
+            if len(ends) == len(drafts):
+                return output
+            logits.update({draft.index: row for draft, row in zip(ends, output.clone(), strict=True)})  # the next forward overwrites them
         return torch.stack([logits[draft.index] for draft in drafts])
 
     def _draft(self, drafts: Sequence[_Draft], logits: Tensor) -> None:
@@ -305,10 +320,11 @@ def _probabilities(
         drawn: tokens per row.
         temperatures: R temperatures.
     """
-    scale = torch.tensor([[t if t > 0 else 1.0] for t in temperatures], device=logits.device)
+    scale = torch.tensor([t if t > 0 else 1.0 for t in temperatures])
+    totals = log_sum_exp(logits, scale).tolist()
     width = max((len(tokens) for tokens in drawn), default=0)
     ids = torch.tensor([[token for token, _ in tokens] + [0] * (width - len(tokens)) for tokens in drawn], device=logits.device)
-    scaled = logits / scale
-    log_chance = scaled.gather(1, ids.long()) - scaled.logsumexp(1, keepdim=True)
-    chances: list[list[float]] = log_chance.exp().clamp(max=1.0).tolist()
-    return chances
+    chosen = logits.gather(1, ids.long()).tolist()
+    return [  # NaN stays NaN
+        [min(math.exp(logit / t - total), 1.0) for logit in own] for own, t, total in zip(chosen, scale.tolist(), totals, strict=True)
+    ]

@@ -81,6 +81,22 @@ def filter_logits(
     return out
 
 
+def log_sum_exp(logits: Tensor, temperature: Tensor) -> Tensor:
+    """See `specdec.kernels.reference.log_sum_exp`."""
+    library = load_cpu_kernels() if logits.is_cpu and logits.dtype == torch.float32 else None
+    if library is None:
+        return reference.log_sum_exp(logits, temperature)
+    logits = logits.contiguous()
+    rows, vocabulary = logits.shape
+    out = torch.empty(rows, dtype=torch.float64)
+    library.specdec_log_sum_exp(
+        *(_column(logits, torch.float32, logits.numel()), ctypes.c_int64(rows), ctypes.c_int64(vocabulary)),
+        *(_column(temperature, torch.float32, rows), _tensor(out)),
+        ctypes.c_int(torch.get_num_threads()),
+    )
+    return out
+
+
 def _filter_columns(
     temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, typical_p: Tensor | None, rows: int
 ) -> list[ctypes.c_void_p]:

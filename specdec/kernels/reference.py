@@ -127,3 +127,18 @@ def choose(logits: Tensor, choice: ChoiceBatch) -> Tensor:
             words = philox(int(choice.seeds[row]) % 2**64, tokens, int(choice.positions[row]), choice.stream, salt)
             chosen.append(int(tokens[np.argmax(row_logits[tokens].astype(np.float64) / t + gumbel(words))]))
     return torch.tensor(chosen, dtype=torch.int64)
+
+
+def log_sum_exp(logits: Tensor, temperature: Tensor) -> Tensor:
+    """float64 [R]: log of the sum of exp(logit / temperature), by which a logit becomes a log-probability.
+
+    Args:
+        logits: float32 [R, vocabulary].
+        temperature: float32 [R], above 0.
+
+    Returns:
+        NaN for a row with a NaN, a positive infinity, or no finite logit.
+    """
+    top = logits.amax(1)
+    sums = torch.logsumexp(logits.double() / temperature.to(logits.device)[:, None], 1)
+    return torch.where(top.isfinite(), sums, torch.nan)

@@ -151,6 +151,16 @@ def test_a_long_prompt_is_caught_up_in_chunks(tiny, reference):
         assert tree.tokens.tolist() == reference(row, 2)
 
 
+def test_rows_that_catch_up_in_different_forwards_keep_their_logits(tmp_path):
+    """A compiled forward reuses its logits: those of the row that is done first must outlast the other's chunks."""
+    loaded = load_model(str(write_tiny_checkpoint(tmp_path)), dtype="int8", device=torch.device("cpu"))
+    config = EngineConfig(max_batch_tokens=24, max_num_seqs=8)
+    rows = [make_row(tiny_prompt(length), request_id=str(length), limit=4) for length in (7, 64)]
+    alone = [drafter_of(loaded, config=config).propose([row])[0].tokens.tolist() for row in rows]
+    together = drafter_of(loaded, config=config).propose(rows)
+    assert [tree.tokens.tolist() for tree in together] == alone
+
+
 def test_at_its_own_length_limit_a_row_gets_nothing_and_its_neighbour_goes_on(tmp_path):
     short = load_model(str(write_tiny_checkpoint(tmp_path, max_length=32)), dtype="float32", device=torch.device("cpu"))
     drafter = drafter_of(short, depth=8)
@@ -191,6 +201,20 @@ def test_another_tokenizer_is_refused(tiny):
         DraftModelDrafter(make_context(tokenizer_fingerprint="something else"), other)
     DraftModelDrafter(make_context(), other)
     DraftModelDrafter(make_context(tokenizer_fingerprint="something else"), tiny)
+
+
+@pytest.mark.parametrize("params", [SamplingParams(temperature=0), SAMPLED, SamplingParams(temperature=0.8, top_k=3)])
+@pytest.mark.parametrize("wants_q", [False, True])
+def test_a_short_vocabulary_drafts_its_own_ids_only(tmp_path, params, wants_q):
+    logits = [0.0] * 16
+    logits[5], logits[12] = 8.0, 30.0
+    folder = write_const_checkpoint(tmp_path, logits)
+    drafter = load_draft_model(make_context(16), str(folder), tree="2-1", vocab=8)
+    (tree,) = drafter.propose([make_row([1, 13], limit=4, params=params, wants_q=wants_q)])
+    assert len(tree) and tree.tokens.max() < 8 and 5 in tree.tokens
+    tree.validate(16)
+    with pytest.raises(ConfigError, match="vocab must be at least 1"):
+        load_draft_model(make_context(16), str(folder), vocab=0)
 
 
 def test_loading_by_spec(tmp_path):

@@ -133,3 +133,22 @@ def test_gumbel_stays_in_the_range_that_the_margin_rests_on() -> None:
     least, most = reference.gumbel(np.array([2**32 - 1, 0], dtype=np.uint32)).tolist()
     assert -3.14 < least < most < 22.88
     assert most - least < reference.MARGIN
+
+
+@pytest.mark.parametrize("ops", [cpu_ops, reference])
+def test_log_sum_exp_turns_logits_into_log_probabilities(ops: type[cpu_ops]) -> None:
+    """Also at temperatures where the largest weight is all there is, and at a vocabulary that fills no block."""
+    generator = torch.Generator().manual_seed(3)
+    for vocabulary in (1, 63, 64, 1000, 4097):
+        logits = torch.randn(4, vocabulary, generator=generator) * 8
+        logits[2] = torch.nan
+        logits[3, 1:] = -torch.inf
+        for temperature in (1e-9, 0.3, 1.0, 7.0):
+            totals = ops.log_sum_exp(logits, torch.full((4,), temperature))
+            share = (logits.double() / torch.tensor(temperature, dtype=torch.float32).double() - totals[:, None]).exp()
+            kept = torch.tensor([0, 1, 3])
+            assert totals[2].isnan()
+            assert torch.allclose(share[kept].sum(1), torch.ones(3, dtype=torch.float64), atol=1e-5)
+            assert torch.allclose(share[kept], (logits[kept].double() / temperature).softmax(1), atol=1e-5)
+    empty = torch.full((1, 5), -torch.inf)
+    assert ops.log_sum_exp(empty, torch.ones(1)).isnan().all()

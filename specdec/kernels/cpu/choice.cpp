@@ -1,14 +1,33 @@
-// Choices of many rows, and what filters leave of rows.
+// Choices of many rows, what filters leave of rows, and what turns their logits into probabilities.
 #include <algorithm>
 #include <cstdint>
 
 #include "choice.h"
+#include "simd.h"
 
 namespace {
 
 using namespace specdec;
 
 thread_local Scratch scratch;
+
+// Weights below exp(-kNegligible) of the highest one's add nothing to a float sum of a vocabulary.
+constexpr float kNegligible = 40.f;
+
+// log of the sum of exp(logit / temperature). In double: at a low temperature it is large, and its difference from a logit small.
+double log_sum_exp(const Row &row, float temperature) {
+    const float inverse = 1.f / temperature, floor = row.top() - kNegligible * temperature;
+    simd::Floats sum = {};
+    for (int64_t b = 0; b < row.blocks(); ++b) {
+        if (row.maxima()[b] < floor) continue;
+        float tail[kBlock];
+        const float *x = row.block(b, tail);
+        for (int64_t i = 0; i < kBlock; i += simd::kLanes) sum += simd::exp_negative((simd::load(x + i) - row.top()) * inverse);
+    }
+    double total = 0.0;
+    for (int i = 0; i < simd::kLanes; ++i) total += sum[i];
+    return row.top() / static_cast<double>(temperature) + std::log(total);
+}
 
 }  // namespace
 
@@ -41,5 +60,15 @@ extern "C" void specdec_filter(const float *logits, int64_t rows, int64_t vocabu
         } else {
             std::copy(row.logits(), row.logits() + vocabulary, out + r * vocabulary);
         }
+    }
+}
+
+// out: float64 [rows], the log of the sum of exp(logit / temperature); NaN where a logit is NaN or none is finite.
+extern "C" void specdec_log_sum_exp(const float *logits, int64_t rows, int64_t vocabulary, const float *temperature, double *out,
+                                    int threads) {
+#pragma omp parallel for schedule(dynamic, 1) num_threads(threads) if (rows > 1)
+    for (int64_t r = 0; r < rows; ++r) {
+        const Row row(logits + r * vocabulary, vocabulary, scratch.maxima);
+        out[r] = row.ok() ? log_sum_exp(row, temperature[r]) : NAN;
     }
 }
