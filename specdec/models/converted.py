@@ -9,6 +9,7 @@ A file appears by one rename, so that a killed or concurrent writer leaves eithe
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import json
 import math
@@ -34,7 +35,7 @@ FORMAT_VERSION = 1  # of the file; a new number makes old cache files unused
 LEAST_KEPT_BYTES = 8 << 20  # smaller models are converted in a fraction of a second, and would only litter the cache
 _CHUNK_NUMBERS = 1 << 22  # bounds the temporaries of a large tensor; smaller chunks cost up to three times the time
 _IDENTITY_BYTES = 1 << 20
-_STALE_S = 24 * 3600.0
+_STALE_S = 60.0  # a writer takes its lock at once
 _ALIGNMENT = 64  # bytes: a cache line
 _SAFETENSORS_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.uint8: "U8"}
 
@@ -93,6 +94,7 @@ def write_converted(conversion: Conversion, target: Path, progress: Callable[[st
     handle, temporary = tempfile.mkstemp(prefix="writing-", dir=target.parent)
     try:
         with os.fdopen(handle, "r+b") as stream:
+            _lock(handle)
             _reserve(stream.fileno(), len(header) + conversion.size_bytes)
             stream.write(header)
             stream.flush()
@@ -218,11 +220,21 @@ def _reserve(descriptor: int, size: int) -> None:
         os.truncate(descriptor, size)
 
 
+def _lock(descriptor: int) -> bool:
+    """Takes a file for as long as it is open; False where another writer has it, or the file system knows no locks."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
 def _remove_stale(folder: Path) -> None:
-    """Removes what killed writers left behind."""
+    """Removes what killed writers left behind: files that nobody holds, and that were not made a moment ago."""
     for path in folder.glob("writing-*"):
         try:
-            if time.time() - path.stat().st_mtime > _STALE_S:
-                path.unlink()
+            with path.open("rb") as stream:
+                if time.time() - path.stat().st_mtime > _STALE_S and _lock(stream.fileno()):
+                    path.unlink()
         except FileNotFoundError:
             continue  # its writer finished

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
@@ -133,17 +134,20 @@ def test_a_writer_that_fails_leaves_nothing(source, cache, monkeypatch):
     _load(source)
 
 
-def test_what_a_killed_writer_left_is_removed_when_old(source, cache):
+def test_what_a_killed_writer_left_is_removed_and_what_another_writes_is_not(source, cache):
     _load(source)
     (file,) = cache.rglob("*.safetensors")
     file.unlink()
     folder = file.parent
-    old, new = folder / "writing-old", folder / "writing-new"
-    old.write_bytes(b"x")
-    new.write_bytes(b"x")
-    os.utime(old, (time.time() - 48 * 3600,) * 2)
-    _load(source)
-    assert not old.exists() and new.exists()
+    old, new, held = (folder / f"writing-{name}" for name in ("old", "new", "held"))
+    for path in (old, new, held):
+        path.write_bytes(b"x")
+    for path in (old, held):
+        os.utime(path, (time.time() - 120,) * 2)
+    with held.open("rb") as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        _load(source)
+    assert not old.exists() and new.exists() and held.exists()
 
 
 def test_concurrent_loads_agree(source, cache):
