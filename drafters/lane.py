@@ -140,10 +140,18 @@ class Lane:
         """Runs a call of the drafter; FAILED if it failed, which is booked."""
         if self.failed:
             return FAILED
+        if self._worker is None:
+            return self._caught(what, call)
+        dtype = torch.get_default_dtype()
+        result = self._caught(what, call)
+        if torch.get_default_dtype() != dtype:  # of the whole process, and engines rest on it
+            self._count("dtype", f"{what} set torch's default dtype to {torch.get_default_dtype()}; put back")
+            torch.set_default_dtype(dtype)
+        return result
+
+    def _caught(self, what: str, call: Callable[[], object]) -> object:
         try:
-            if self._worker is None:
-                return call()
-            return self._worker.call(call, self._timeout_s)
+            return call() if self._worker is None else self._worker.call(call, self._timeout_s)
         except WorkerTimeout:
             self.failed = True
             self._count("timeout", f"{what} gave no answer within draft_timeout_s = {self._timeout_s:g} s; switched off")

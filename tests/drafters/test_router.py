@@ -139,6 +139,20 @@ def test_a_hostile_drafter_costs_its_own_drafts_only(name, caplog):
     router.close()
 
 
+def test_a_default_dtype_that_a_drafter_sets_is_put_back():
+    dtype = torch.get_default_dtype()
+
+    def meddle(rows):
+        torch.set_default_dtype(torch.float64)
+        return [DraftTree.chain([1])]
+
+    router, (spec,) = router_of(Answers(meddle))
+    assert [len(item) for item in propose(router, row(spec))] == [1]
+    assert torch.get_default_dtype() == dtype
+    assert router.errors[spec] == {"dtype": 1}
+    router.close()
+
+
 def test_one_bad_tree_of_several_drops_only_that_one():
     router, (spec,) = router_of(Answers(lambda rows: [DraftTree.chain([1]), tree([99])]))
     assert [len(item) for item in propose(router, row(spec, name="a"), row(spec, name="b"))] == [1, 0]
