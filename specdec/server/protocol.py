@@ -6,8 +6,8 @@ A field that this server does not support is accepted where its value changes no
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -268,11 +268,26 @@ def _explain(error: ValidationError, kind: type[GenerationRequest]) -> Exception
         elif step not in union_member and "[" not in step:
             path += f".{step}"
     if detail["type"] == "extra_forbidden":
-        known = ", ".join(sorted(kind.model_fields)) if not rest else "see the API's documentation"
+        known = ", ".join(_fields_at(kind, detail["loc"][:-1]))
         return bad_request(f"unknown field {path!r}; known: {known}", path, "unknown_field")
     if detail["type"] == "missing":
         return bad_request(f"{path} is required", path, "missing_field")
     return bad_request(f"{path}: {detail['msg']}, got {_short(detail['input'])}", path)
+
+
+def _fields_at(kind: type[BaseModel], path: Sequence[int | str]) -> list[str]:
+    """Names of the fields that the object at a path may have; steps that are no field, such as a list's index, lead nowhere."""
+    models = [kind]
+    for step in path:
+        inner = [own for model in models if step in model.model_fields for own in _models_in(model.model_fields[str(step)].annotation)]
+        models = inner or models
+    return sorted({name for model in models for name in model.model_fields})
+
+
+def _models_in(annotation: Any) -> list[type[BaseModel]]:  # of a field: a class, or unions and lists of such
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for part in get_args(annotation) for model in _models_in(part)]
 
 
 def _bias(bias: Mapping[str, float]) -> dict[int, float]:

@@ -172,6 +172,15 @@ def test_prompt_too_long(client: httpx.Client, stream: bool) -> None:
     check_alive(client)
 
 
+def test_an_unknown_field_is_told_with_those_of_its_object(client: httpx.Client) -> None:
+    for place in ({"speculative": {"target_itl_ms": 1}}, {"stream_options": {"target_itl_ms": 1}}):
+        (name,) = place
+        answer = client.post("/v1/completions", json={**TEXT, **place})
+        check_error(answer, param=f"{name}.target_itl_ms", code="unknown_field")
+        known = "drafter, max_draft, verify_rule" if name == "speculative" else "include_obfuscation, include_usage"
+        assert answer.json()["error"]["message"].endswith(f"known: {known}")
+
+
 def test_unknown_model_and_route(client: httpx.Client) -> None:
     check_error(client.post("/v1/completions", json={**TEXT, "model": "gpt"}), 404, "model", "model_not_found")
     check_error(client.get("/v1/models/gpt"), 404, "model", "model_not_found")
