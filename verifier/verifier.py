@@ -16,7 +16,10 @@ from specdec.tree import DraftShape, DraftTree
 from specdec.verifier.base import Decision, RowNodes, Rule, StepLogits, Transform
 from specdec.verifier.logprobs import emitted_logprobs, prompt_logprobs, wanted_rows
 
-NO_TOKEN = "the model's logits hold NaN or no finite value, so no token can be chosen"
+NO_TOKEN = (
+    "the model's logits hold NaN or no finite value, so no token can be chosen; if its files are whole, have them converted again: "
+    "`specdec cache clear converted`"
+)
 ALL_BANNED = "the request's parameters or its constraint leave no token that can be chosen"
 
 

@@ -1,4 +1,4 @@
-"""`specdec eval`: measure drafters."""
+"""`specdec eval`: measure drafters and dtypes."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from specdec.config import DTYPES, EngineConfig
 from specdec.errors import ConfigError
 
 
-@click.group("eval", short_help="Measure drafters on real prompts.")
+@click.group("eval", short_help="Measure drafters on real prompts, and what a dtype costs in quality.")
 def command() -> None:
-    """Measure drafters on real prompts."""
+    """Measure drafters on real prompts, and what a dtype costs in quality."""
 
 
 def _run_options(options: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -89,7 +89,7 @@ def acceptance(
     "dtypes",
     multiple=True,
     type=click.Choice(DTYPES),
-    default=("int8", "float32"),
+    default=("auto", "float32"),
     show_default=True,
     help="May be repeated; changes are against the last.",
 )
