@@ -1,4 +1,4 @@
-"""A decoder's whole forward as one call into the compiled kernels, over quantised weights.
+"""A decoder's whole forward as one call into the compiled kernels, over quantised or bfloat16 weights.
 
 Between two products of a small model lie microseconds of work: as separate operations, each with a parallel region of its own,
 they would cost more than the products.
@@ -16,11 +16,13 @@ import torch
 from torch import Tensor
 
 from specdec.kernels.build import load_cpu_kernels
+from specdec.kernels.quantized_ops import bfloat16_is_fast
 from specdec.pack import PackedBatch
 from specdec.quantization.blocks import FORMATS, BlockShape
 
 ACTIVATIONS = ("silu", "gelu_tanh")  # by their number in elementwise.h
 HEAD_DIM_MULTIPLE = 8
+KINDS = (*FORMATS, "bfloat16")  # of weights, by their number in linear.h
 
 
 @dataclass(frozen=True)
@@ -28,12 +30,15 @@ class LinearTensors:
     """A linear layer.
 
     Attributes:
-        blocks: uint8 of `shape.blocks`.
+        kind: one of KINDS.
+        weight: uint8 of the blocks' shape, or bfloat16 [outputs, inputs].
         bias: float32 [outputs] or None.
     """
 
-    shape: BlockShape
-    blocks: Tensor
+    outputs: int
+    inputs: int
+    kind: str
+    weight: Tensor
     bias: Tensor | None
 
 
@@ -71,7 +76,7 @@ class DecoderTensors:
     Attributes:
         layers: in order.
         head: the output projection.
-        embedding: bfloat16 [vocabulary, hidden]; None where it is the head's weight.
+        embedding: bfloat16 [vocabulary, hidden]; None where it is the head's quantised weight.
         final_norm: float32 [hidden].
         num_heads, num_kv_heads, head_dim, attention_scale, attention_soft_cap: of `AttentionSpec`.
         activation: one of ACTIVATIONS.
@@ -102,7 +107,7 @@ class FusedDecoder:
     def __init__(self, tensors: DecoderTensors, library: ctypes.CDLL) -> None:
         self._tensors = tensors
         self._library = library
-        self._hidden, self._vocabulary = tensors.head.shape.inputs, tensors.head.shape.outputs
+        self._hidden, self._vocabulary = tensors.head.inputs, tensors.head.outputs
         self._handle = c_void_p(library.specdec_decoder_create(byref(_weights(tensors))))
         self._logits = torch.empty(0)
 
@@ -146,9 +151,11 @@ def covers(activation: str, head_dim: int) -> bool:
 
 
 def fuse_decoder(tensors: DecoderTensors) -> FusedDecoder | None:
-    """The decoder as one call; None where the kernels could not be built or do not cover the architecture."""
+    """The decoder as one call; None where the kernels could not be built or do not cover the architecture or the weights."""
     library = load_cpu_kernels()
     if library is None or not covers(tensors.activation, tensors.head_dim):
+        return None
+    if tensors.head.kind == "bfloat16" and not bfloat16_is_fast():
         return None
     library.specdec_decoder_create.restype = c_void_p
     return FusedDecoder(tensors, library)
@@ -158,9 +165,9 @@ _BATCH_ARRAYS = ("tokens", "positions", "slots", "parents", "depths", "row_offse
 
 
 class _LinearWeights(Structure):
-    """As in decoder.h, like all structures here."""
+    """As in linear.h; the other structures are in decoder.h."""
 
-    _fields_ = (("blocks", c_void_p), ("bias", c_void_p), ("outputs", c_int64), ("inputs", c_int64), ("format", c_int64))
+    _fields_ = (("weights", c_void_p), ("bias", c_void_p), ("outputs", c_int64), ("inputs", c_int64), ("kind", c_int64))
 
 
 _LINEARS = ("q", "k", "v", "o", "gate", "up", "down")
@@ -198,8 +205,8 @@ def _weights(tensors: DecoderTensors) -> _DecoderWeights:
     layers = (_LayerWeights * len(tensors.layers))(*(_layer(layer) for layer in tensors.layers))
     return _DecoderWeights(
         num_layers=len(tensors.layers),
-        hidden=tensors.head.shape.inputs,
-        intermediate=tensors.layers[0].gate.shape.outputs,
+        hidden=tensors.head.inputs,
+        intermediate=tensors.layers[0].gate.outputs,
         layers=layers,
         head=_linear(tensors.head),
         embedding=_address(tensors.embedding, torch.bfloat16),
@@ -221,11 +228,11 @@ def _layer(layer: LayerTensors) -> _LayerWeights:
 
 
 def _linear(linear: LinearTensors) -> _LinearWeights:
-    assert tuple(linear.blocks.shape) == linear.shape.blocks
-    shape = linear.shape
-    return _LinearWeights(
-        _address(linear.blocks, torch.uint8), _address(linear.bias), shape.outputs, shape.inputs, FORMATS.index(shape.format)
-    )
+    outputs, inputs, kind = linear.outputs, linear.inputs, linear.kind
+    wide = kind == "bfloat16"
+    assert tuple(linear.weight.shape) == ((outputs, inputs) if wide else BlockShape(outputs, inputs, kind).blocks)
+    weight = _address(linear.weight, torch.bfloat16 if wide else torch.uint8)
+    return _LinearWeights(weight, _address(linear.bias), outputs, inputs, KINDS.index(kind))
 
 
 def _address(tensor: Tensor | None, dtype: torch.dtype = torch.float32) -> int | None:

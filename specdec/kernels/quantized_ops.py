@@ -18,6 +18,12 @@ def quantized_is_fast() -> bool:
     return library is not None and bool(library.specdec_quantized_is_fast())
 
 
+def bfloat16_is_fast() -> bool:
+    """Whether decoders with bfloat16 weights run in one call: with compiled kernels and AVX512_BF16."""
+    library = load_cpu_kernels()
+    return library is not None and bool(library.specdec_decoder_takes_bfloat16())
+
+
 def quantized_linear(x: Tensor, blocks: Tensor, shape: BlockShape, bias: Tensor | None) -> Tensor:
     """See `specdec.quantization.reference.linear_reference`."""
     library = load_cpu_kernels()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TypeGuard
+
 import torch
 from torch import Tensor, nn
 
@@ -12,16 +14,16 @@ from specdec.quantization.layers import QuantizedLinear
 
 
 def decoder_tensors(model: Decoder) -> DecoderTensors | None:
-    """The tensors of a decoder all of whose linear layers are quantised; None for others.
+    """The tensors of a decoder whose linear layers are all quantised or all bfloat16; None for others.
 
     Weights are those of the model, not copies.
     """
     config = model.config
-    head = model.lm_head
-    if not isinstance(head, QuantizedLinear):
+    if not (isinstance(model.lm_head, QuantizedLinear) or _is_bfloat16(model.lm_head)):
         return None
+    head = _linear(model.lm_head)
     embedding = model.model.embed_tokens
-    tables = model.rotary.tables(head.blocks.device)
+    tables = model.rotary.tables(head.weight.device)
     layers = [
         _layer(layer, window, *tables[rope])
         for layer, window, rope in zip(model.model.layers, config.windows, config.layer_ropes, strict=True)
@@ -29,7 +31,7 @@ def decoder_tensors(model: Decoder) -> DecoderTensors | None:
     ]
     return DecoderTensors(
         layers=layers,
-        head=_linear(head),
+        head=head,
         embedding=embedding.weight.detach().to(torch.bfloat16).contiguous() if isinstance(embedding, nn.Embedding) else None,
         final_norm=_norm(model.model.norm),
         num_heads=config.num_heads,
@@ -66,9 +68,16 @@ def _layer(layer: DecoderLayer, window: int, cos: Tensor, sin: Tensor) -> LayerT
     )
 
 
+def _is_bfloat16(linear: nn.Module) -> TypeGuard[nn.Linear]:
+    return isinstance(linear, nn.Linear) and linear.weight.dtype == torch.bfloat16
+
+
 def _linear(linear: nn.Module) -> LinearTensors:
+    if _is_bfloat16(linear):
+        bias = None if linear.bias is None else linear.bias.detach().float()
+        return LinearTensors(linear.out_features, linear.in_features, "bfloat16", linear.weight.detach(), bias)
     assert isinstance(linear, QuantizedLinear)
-    return LinearTensors(linear.shape, linear.blocks, linear.bias)
+    return LinearTensors(linear.shape.outputs, linear.shape.inputs, linear.shape.format, linear.blocks, linear.bias)
 
 
 def _norm(norm: RMSNorm) -> Tensor:

@@ -36,7 +36,7 @@ def quantize_rows(x: Tensor, groups: int) -> tuple[Tensor, Tensor]:
 
 
 def linear_reference(x: Tensor, blocks: Tensor, shape: BlockShape, bias: Tensor | None) -> Tensor:
-    """Exact sums in a part; parts and groups are added in order.
+    """What the kernels compute, but that they sum up a whole group exactly, and this in float32.
 
     Args:
         x: float [T, inputs].

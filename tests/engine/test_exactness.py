@@ -29,7 +29,7 @@ def logits_by(llm: LLM, ids: list[int], sizes: list[int]) -> torch.Tensor:
     parts, start = [], 0
     while start < len(ids):
         chunk = ids[start : start + sizes[len(parts) % len(sizes)]]
-        parts.append(llm.engine.target.forward([PackRow(chunk, start, pages, len(chunk))]).logits)
+        parts.append(llm.engine.target.forward([PackRow(chunk, start, pages, len(chunk))]).logits.clone())
         start += len(chunk)
     return torch.cat(parts)
 

@@ -33,9 +33,9 @@ public:
         rows(input_.num_tokens, [&](int64_t t) { embed(input_.tokens[t], x(t)); });
         for (int64_t index = 0; index < weights_.num_layers; ++index) run_layer(index, weights_.layers[index]);
         rows(input_.num_tokens, [&](int64_t t) { end_layer(weights_.num_layers - 1, t); });
-        const QuantizedRows quantized = quantized_rows(input_.num_logits);
-        rows(input_.num_logits, [&](int64_t r) { norm_and_quantize(x(input_.logit_rows[r]), weights_.final_norm, weights_.head, quantized, r); });
-        project(weights_.head, quantized, input_.num_logits, [&](const float *sums, int64_t row, int64_t count, int64_t column, int64_t width) {
+        const LinearRows normed = input_rows(input_.num_logits);
+        rows(input_.num_logits, [&](int64_t r) { norm_and_prepare(x(input_.logit_rows[r]), weights_.final_norm, weights_.head, normed, r); });
+        project(weights_.head, normed, input_.num_logits, [&](const float *sums, int64_t row, int64_t count, int64_t column, int64_t width) {
             for (int64_t r = 0; r < count; ++r) store_logits(sums + r * kTile, row + r, column, width);
         });
     }
@@ -43,25 +43,25 @@ public:
 private:
     void run_layer(int64_t index, const LayerWeights &layer) {
         attend(index, layer);
-        const QuantizedRows hidden = quantized_rows(input_.num_tokens);
+        const LinearRows hidden = input_rows(input_.num_tokens);
         const float *norm = layer.feed_forward_in_norm;
         rows(input_.num_tokens, [&](int64_t t) {
             if (layer.attention_out_norm) add_normed(branch(t), layer.attention_out_norm, x(t));
-            norm_and_quantize(x(t), norm, layer.gate, hidden, t);
+            norm_and_prepare(x(t), norm, layer.gate, hidden, t);
         });
         gate_and_up(layer, hidden);
-        const QuantizedRows inner = quantized_rows(input_.num_tokens);
+        const LinearRows inner = input_rows(input_.num_tokens);
         rows(input_.num_tokens, [&](int64_t t) {
-            quantize_row(space_.inner.data() + t * layer.down.inputs, WeightShape(layer.down.inputs, layer.down.outputs), inner, t);
+            prepare_row(space_.inner.data() + t * layer.down.inputs, layer.down, inner, t);
         });
         project_to_residual(layer.down, inner, layer.feed_forward_out_norm != nullptr);
     }
 
     void attend(int64_t index, const LayerWeights &layer) {
-        const QuantizedRows hidden = quantized_rows(input_.num_tokens);
+        const LinearRows hidden = input_rows(input_.num_tokens);
         rows(input_.num_tokens, [&](int64_t t) {
             if (index > 0) end_layer(index - 1, t);
-            norm_and_quantize(x(t), layer.input_norm, layer.q, hidden, t);
+            norm_and_prepare(x(t), layer.input_norm, layer.q, hidden, t);
         });
         project_qkv(layer, hidden);
         rows(input_.num_tokens * weights_.num_kv_heads, [&](int64_t unit) {
@@ -71,9 +71,9 @@ private:
         const AttentionTensors tensors{space_.qkv.data(), keys(index), values(index), space_.attention.data(), qkv_width(), false,
                                        input_.kv_bfloat16 != 0, false};
         rows(plan.num_units(), [&](int64_t unit) { attention_task(plan, tensors, unit, scratch_.get()); });
-        const QuantizedRows heads = quantized_rows(input_.num_tokens);
+        const LinearRows heads = input_rows(input_.num_tokens);
         rows(input_.num_tokens, [&](int64_t t) {
-            quantize_row(space_.attention.data() + t * layer.o.inputs, WeightShape(layer.o.inputs, layer.o.outputs), heads, t);
+            prepare_row(space_.attention.data() + t * layer.o.inputs, layer.o, heads, t);
         });
         project_to_residual(layer.o, heads, layer.attention_out_norm != nullptr);
     }
@@ -95,14 +95,14 @@ private:
         if (weights_.embedding) {
             for (int64_t i = 0; i < hidden; ++i) out[i] = simd::to_float(weights_.embedding[token * hidden + i]);
         } else {
-            dequantize_row(weights_.head.format, weights_.head.blocks, WeightShape(hidden, weights_.head.outputs), token, out);
+            dequantize_row(weights_.head.format(), static_cast<const uint8_t *>(weights_.head.weights), weights_.head.shape(), token, out);
         }
         for (int64_t i = 0; i < hidden; ++i) out[i] *= weights_.embedding_scale;
     }
 
-    void norm_and_quantize(const float *from, const float *norm, const LinearWeights &linear, const QuantizedRows &out, int64_t row) {
+    void norm_and_prepare(const float *from, const float *norm, const LinearWeights &linear, const LinearRows &out, int64_t row) {
         rms_norm(from, norm, weights_.hidden, weights_.eps, row_.data());
-        quantize_row(row_.data(), WeightShape(linear.inputs, linear.outputs), out, row);
+        prepare_row(row_.data(), linear, out, row);
     }
 
     void add_normed(const float *from, const float *norm, float *to) {
@@ -141,12 +141,11 @@ private:
 
     // Calls finish(sums [count][32], first row, count, first column, columns) for every tile and chunk of rows.
     template <class F>
-    void multiply(const LinearWeights &linear, const QuantizedRows &rows, int64_t num_rows, int64_t tile, F finish) {
-        const WeightShape shape(linear.inputs, linear.outputs);
+    void multiply(const LinearWeights &linear, const LinearRows &rows, int64_t num_rows, int64_t tile, F finish) {
         const int64_t column = tile * kTile, width = std::min(kTile, linear.outputs - column);
         for (int64_t row = 0; row < num_rows; row += kRowChunk) {
             const int64_t count = std::min(kRowChunk, num_rows - row);
-            multiply_tile({linear.format, linear.blocks + tile * shape.tile_bytes(linear.format), shape}, rows, row, count, sums_);
+            multiply_tile(linear, tile, rows, row, count, sums_);
             if (linear.bias)
                 for (int64_t r = 0; r < count; ++r)
                     for (int64_t n = 0; n < width; ++n) sums_[r * kTile + n] += linear.bias[column + n];
@@ -155,15 +154,15 @@ private:
     }
 
     template <class F>
-    void project(const LinearWeights &linear, const QuantizedRows &rows, int64_t num_rows, F finish) {
-        tiles(num_tiles(linear), [&](int64_t tile) { multiply(linear, rows, num_rows, tile, finish); });
+    void project(const LinearWeights &linear, const LinearRows &rows, int64_t num_rows, F finish) {
+        tiles(linear.num_tiles(), [&](int64_t tile) { multiply(linear, rows, num_rows, tile, finish); });
     }
 
-    void project_qkv(const LayerWeights &layer, const QuantizedRows &rows) {
+    void project_qkv(const LayerWeights &layer, const LinearRows &rows) {
         const LinearWeights *parts[] = {&layer.q, &layer.k, &layer.v};
-        tiles(num_tiles(layer.q) + num_tiles(layer.k) + num_tiles(layer.v), [&](int64_t tile) {
+        tiles(layer.q.num_tiles() + layer.k.num_tiles() + layer.v.num_tiles(), [&](int64_t tile) {
             int64_t part = 0, start = 0;
-            for (; tile >= num_tiles(*parts[part]); ++part) tile -= num_tiles(*parts[part]), start += parts[part]->outputs;
+            for (; tile >= parts[part]->num_tiles(); ++part) tile -= parts[part]->num_tiles(), start += parts[part]->outputs;
             multiply(*parts[part], rows, input_.num_tokens, tile, [&](const float *sums, int64_t row, int64_t count, int64_t column, int64_t width) {
                 for (int64_t r = 0; r < count; ++r)
                     std::copy_n(sums + r * kTile, width, space_.qkv.data() + (row + r) * qkv_width() + start + column);
@@ -171,7 +170,7 @@ private:
         });
     }
 
-    void project_to_residual(const LinearWeights &linear, const QuantizedRows &rows, bool normed_first) {
+    void project_to_residual(const LinearWeights &linear, const LinearRows &rows, bool normed_first) {
         const int64_t hidden = weights_.hidden;
         project(linear, rows, input_.num_tokens, [&](const float *sums, int64_t row, int64_t count, int64_t column, int64_t width) {
             for (int64_t r = 0; r < count; ++r) {
@@ -181,10 +180,9 @@ private:
         });
     }
 
-    void gate_and_up(const LayerWeights &layer, const QuantizedRows &rows) {
-        const WeightShape shape(layer.gate.inputs, layer.gate.outputs);
+    void gate_and_up(const LayerWeights &layer, const LinearRows &rows) {
         const auto kind = static_cast<Activation>(weights_.activation);
-        tiles(shape.tiles, [&](int64_t tile) {
+        tiles(layer.gate.num_tiles(), [&](int64_t tile) {
             multiply(layer.gate, rows, input_.num_tokens, tile, [&](const float *sums, int64_t row, int64_t count, int64_t column, int64_t width) {
                 float *out = space_.inner.data() + row * layer.gate.outputs + column;
                 for (int64_t r = 0; r < count; ++r) {
@@ -235,11 +233,10 @@ private:
 
     // Places
 
-    QuantizedRows quantized_rows(int64_t count) const {
-        return {space_.values.data(), space_.scales.data(), space_.totals.data(), space_.sums.data(), count};
+    LinearRows input_rows(int64_t count) const {
+        return {{space_.values.data(), space_.sums.data(), count}, space_.rounded.data()};
     }
 
-    static int64_t num_tiles(const LinearWeights &linear) { return (linear.outputs + kTile - 1) / kTile; }
     int64_t qkv_width() const { return (weights_.num_heads + 2 * weights_.num_kv_heads) * weights_.head_dim; }
     float *x(int64_t t) const { return space_.x.data() + t * weights_.hidden; }
     float *branch(int64_t t) const { return space_.branch.data() + t * weights_.hidden; }
@@ -268,11 +265,13 @@ void prepare(Workspace &space, const DecoderWeights &weights, int64_t rows) {
     grow(space.qkv, rows * (heads + 2 * kv));
     grow(space.attention, rows * heads);
     grow(space.inner, rows * weights.intermediate);
+    if (weights.head.kind == Kind::bfloat16) {
+        grow(space.rounded, rows * bfloat16::row_stride(widest));
+        return;
+    }
     const WeightShape shape(widest, 1);
     grow(space.values, rows * shape.groups * kGroup);
-    grow(space.scales, rows * shape.groups);
-    grow(space.totals, rows * shape.groups);
-    grow(space.sums, rows * shape.groups * kParts);
+    grow(space.sums, rows * shape.groups);
 }
 
 }  // namespace
@@ -317,4 +316,13 @@ extern "C" void *specdec_decoder_create(const specdec::DecoderWeights *weights) 
 extern "C" void specdec_decoder_destroy(void *decoder) { delete static_cast<specdec::Decoder *>(decoder); }
 extern "C" void specdec_decoder_forward(void *decoder, const specdec::ForwardInput *input) {
     static_cast<specdec::Decoder *>(decoder)->forward(*input);
+}
+
+// 1 where this build runs decoders with bfloat16 weights, by an instruction made for them.
+extern "C" int specdec_decoder_takes_bfloat16() {
+#ifdef SPECDEC_BFLOAT16
+    return 1;
+#else
+    return 0;
+#endif
 }

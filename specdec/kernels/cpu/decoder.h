@@ -1,4 +1,4 @@
-// A whole decoder forward in one call: quantised weights, float32 between the products, paged KV in bfloat16 or float32.
+// A whole decoder forward in one call: quantised or bfloat16 weights, float32 between the products, paged KV in bfloat16 or float32.
 //
 // The structs are filled by specdec/kernels/decoder_ops.py; their fields must agree with it in order and type.
 #pragma once
@@ -8,18 +8,10 @@
 #include "attention.h"
 #include "crowding.h"
 #include "elementwise.h"
-#include "products.h"
+#include "linear.h"
 #include "team.h"
 
 namespace specdec {
-
-// A linear layer. blocks: as quantized.h says; bias: float32 [outputs] or null.
-struct LinearWeights {
-    const uint8_t *blocks;
-    const float *bias;
-    int64_t outputs, inputs;
-    Format format;
-};
 
 // Norm weights are float32, with any offset added; null where the architecture has no such norm.
 struct LayerWeights {
@@ -34,7 +26,7 @@ struct DecoderWeights {
     int64_t num_layers, hidden, intermediate, num_heads, num_kv_heads, head_dim;
     const LayerWeights *layers;
     LinearWeights head;
-    const uint16_t *embedding;  // bfloat16 [vocabulary, hidden]; null where it is the head's own weight
+    const uint16_t *embedding;  // bfloat16 [vocabulary, hidden]; null where it is the head's own quantised weight
     const float *final_norm;
     float eps, attention_scale, attention_soft_cap, logits_soft_cap, embedding_scale;
     int32_t activation;
@@ -61,8 +53,8 @@ struct Workspace {
     std::vector<float> attention;  // [T, heads * head_dim]
     std::vector<float> inner;      // [T, intermediate]
     std::vector<int8_t> values;    // quantised rows of the product at hand
-    std::vector<float> scales;
-    std::vector<int32_t> totals, sums;
+    std::vector<GroupSums> sums;
+    std::vector<uint16_t> rounded;  // the same in bfloat16
 };
 
 class Decoder {

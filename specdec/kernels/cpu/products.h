@@ -4,6 +4,12 @@
 
 namespace specdec {
 
+// One of the numbers of an int4 pair, by output, part and input.
+inline int32_t nibble_at(const uint8_t *pair, int64_t n, int64_t part, int64_t k, int64_t i) {
+    const uint8_t both = pair[2 * kPairHead + k * 64 + n / 4 * 16 + n % 2 * 8 + part * 4 + i];
+    return n % 4 < 2 ? both & 15 : both >> 4;
+}
+
 #ifdef SPECDEC_VNNI
 
 // sum += the four products of each lane's bytes: weights unsigned, x signed. In assembly, since GCC 12 copies the sum before
@@ -14,157 +20,164 @@ inline void add_products(__m512i &sum, __m512i weights, __m512i x) {
     sum = in_register;
 }
 
-// Four values of a row in every lane.
-inline __m512i spread(const int8_t *values) {
-    int32_t four;
-    std::memcpy(&four, values, 4);
-    return _mm512_set1_epi32(four);
+// sum += the two products of each lane's 16-bit halves.
+inline void add_pairs(__m512i &sum, __m512i a, __m512i b) {
+    __m512i in_register = sum;
+    asm("vpdpwssd %2, %1, %0" : "+v"(in_register) : "v"(a), "v"(b));
+    sum = in_register;
 }
 
-// 32 numbers of 16 bits as two vectors of floats.
-struct Halves {
-    __m512 low, high;
-};
-inline Halves from_bfloat16(const uint8_t *from) {
-    const auto widen = [](__m256i half) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16)); };
-    const __m512i both = _mm512_loadu_si512(from);
-    return {widen(_mm512_castsi512_si256(both)), widen(_mm512_extracti64x4_epi64(both, 1))};
+// 4 or 8 bytes in every lane of that size.
+inline __m512i spread4(const void *from) {
+    int32_t bits;
+    std::memcpy(&bits, from, 4);
+    return _mm512_set1_epi32(bits);
 }
-inline Halves from_float16(const uint8_t *from) {
-    const __m512i both = _mm512_loadu_si512(from);
-    return {_mm512_cvtph_ps(_mm512_castsi512_si256(both)), _mm512_cvtph_ps(_mm512_extracti64x4_epi64(both, 1))};
+inline __m512i spread8(const void *from) {
+    int64_t bits;
+    std::memcpy(&bits, from, 8);
+    return _mm512_set1_epi64(bits);
 }
 
 // sum[16] (+)= part * factor.
-inline void add_scaled(float *sum, __m512 part, __m512 factor, bool first) {
-    _mm512_storeu_ps(sum, _mm512_fmadd_ps(part, factor, first ? _mm512_setzero_ps() : _mm512_loadu_ps(sum)));
+inline void add_scaled(float *sum, __m512 part, float factor, bool first) {
+    _mm512_storeu_ps(sum, _mm512_fmadd_ps(part, _mm512_set1_ps(factor), first ? _mm512_setzero_ps() : _mm512_loadu_ps(sum)));
 }
 
-// sums[R][32] (+)= one group of R rows, and the next group into the cache meanwhile where `fetch` says so. `head`: the group's
-// scales; `bytes`: its weights.
+// Weights that are due later, into the cache: measured at 5 to 32 rows, int4 is best fetched one group ahead; of int8, which is twice as
+// long, the first-level cache would keep the products' own loads waiting.
+template <Format F>
+inline void fetch_ahead(const uint8_t *here) {
+    if constexpr (F == Format::int4) {
+        _mm_prefetch(here + WeightShape::group_bytes(F), _MM_HINT_T0);
+    } else {
+        _mm_prefetch(here + 2 * WeightShape::group_bytes(F), _MM_HINT_T1);
+    }
+}
+
+// sums[R][32] (+)= one group of R rows, and what follows into the cache meanwhile where `fetch` says so. `here`: the group.
 template <int R>
-void multiply_int8(const uint8_t *head, const uint8_t *bytes, int64_t parts, const QuantizedRows &rows, int64_t row, int64_t g, bool fetch,
-                   float *sums) {
+void multiply_int8(const uint8_t *here, int64_t pairs, const QuantizedRows &rows, int64_t row, int64_t g, bool fetch, float *sums) {
     const int64_t at = g * rows.rows + row;
     const int8_t *values = rows.values + at * kGroup;
+    const GroupSums *group = rows.sums + at;
+    const __m512i halves = _mm512_loadu_si512(here);
+    if (fetch) fetch_ahead<Format::int8>(here);
+    here += kTile * 2;
     __m512i low[R], high[R];
 #pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) low[r] = high[r] = _mm512_set1_epi32(-128 * rows.totals[at + r]);
+    for (int r = 0; r < R; ++r) low[r] = high[r] = _mm512_set1_epi32(group[r].start);
 #pragma GCC unroll 1
-    for (int64_t k = 0; k < parts * kPart; k += 4) {
-        const uint8_t *here = bytes + k * kTile;
-        if (fetch) _mm_prefetch(here + kGroup * kTile, _MM_HINT_T0), _mm_prefetch(here + kGroup * kTile + 64, _MM_HINT_T0);
+    for (int64_t k = 0; k < pairs * kPair; k += 4, here += 128) {
+        if (fetch) fetch_ahead<Format::int8>(here), fetch_ahead<Format::int8>(here + 64);
         const __m512i first_half = _mm512_loadu_si512(here), second_half = _mm512_loadu_si512(here + 64);
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r) {
-            const __m512i x = spread(values + r * kGroup + k);
+            const __m512i x = spread4(values + r * kGroup + k);
             add_products(low[r], first_half, x);
             add_products(high[r], second_half, x);
         }
     }
-    const Halves scales = from_bfloat16(head);
+    const auto widen = [](__m256i bfloat16) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bfloat16), 16)); };
+    const __m512 low_scales = widen(_mm512_castsi512_si256(halves)), high_scales = widen(_mm512_extracti64x4_epi64(halves, 1));
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
-        const __m512 row_scale = _mm512_set1_ps(rows.scales[at + r]);
-        add_scaled(sums + r * kTile, _mm512_mul_ps(_mm512_cvtepi32_ps(low[r]), scales.low), row_scale, g == 0);
-        add_scaled(sums + r * kTile + 16, _mm512_mul_ps(_mm512_cvtepi32_ps(high[r]), scales.high), row_scale, g == 0);
+        add_scaled(sums + r * kTile, _mm512_mul_ps(_mm512_cvtepi32_ps(low[r]), low_scales), group[r].scale, g == 0);
+        add_scaled(sums + r * kTile + 16, _mm512_mul_ps(_mm512_cvtepi32_ps(high[r]), high_scales), group[r].scale, g == 0);
     }
 }
 
-// The same. `head`: the scales of the group's parts; the minima lie `minima` bytes behind them.
+// The same, in steps.
 template <int R>
-void multiply_int4(const uint8_t *head, int64_t minima, const uint8_t *bytes, int64_t parts, const QuantizedRows &rows, int64_t row,
-                   int64_t g, bool fetch, float *sums) {
+void multiply_int4(const uint8_t *here, int64_t pairs, const QuantizedRows &rows, int64_t row, int64_t g, bool fetch, float *sums) {
     const __m512i nibble = _mm512_set1_epi8(15);
     const int64_t at = g * rows.rows + row;
-    const int8_t *values = rows.values + at * kGroup;
-    __m512 low_total[R], high_total[R];
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) low_total[r] = high_total[r] = _mm512_setzero_ps();
+    const GroupSums *group = rows.sums + at;
 #pragma GCC unroll 1
-    for (int64_t part = 0; part < parts; ++part) {
-        __m512i low[R], high[R];
+    for (int64_t half = 0; half < 2; ++half) {
+        __m512i total[R];
 #pragma GCC unroll 8
-        for (int r = 0; r < R; ++r) low[r] = high[r] = _mm512_setzero_si512();
+        for (int r = 0; r < R; ++r) total[r] = _mm512_setzero_si512();
 #pragma GCC unroll 1
-        for (int64_t k = part * kPart; k < (part + 1) * kPart; k += 4) {
-            const uint8_t *here = bytes + k * (kTile / 2);
-            if (fetch) _mm_prefetch(here + kGroup * (kTile / 2), _MM_HINT_T0);
-            const __m512i both = _mm512_loadu_si512(here);
-            const __m512i first_half = _mm512_and_si512(both, nibble);
-            const __m512i second_half = _mm512_and_si512(_mm512_srli_epi16(both, 4), nibble);
+        for (int64_t pair = 0; pair < pairs; ++pair) {
+            const int8_t *values = rows.values + at * kGroup + pair * kPair;
+            const uint8_t *bytes = here + 2 * kPairHead;
+            if (fetch) fetch_ahead<Format::int4>(here), fetch_ahead<Format::int4>(here + kPairHead);
+            __m512i low[R], high[R];
+#pragma GCC unroll 8
+            for (int r = 0; r < R; ++r) low[r] = high[r] = spread8(group[r].starts + pair * 2);
+#pragma GCC unroll 2
+            for (int64_t k = 0; k < 8; ++k) {
+                if (fetch) fetch_ahead<Format::int4>(bytes + k * 64);
+                const __m512i both = _mm512_loadu_si512(bytes + k * 64);
+                const __m512i low_nibbles = _mm512_and_si512(both, nibble);
+                const __m512i high_nibbles = _mm512_and_si512(_mm512_srli_epi16(both, 4), nibble);
+#pragma GCC unroll 8
+                for (int r = 0; r < R; ++r) {
+                    const __m512i x = spread8(values + r * kGroup + k * 8);
+                    add_products(low[r], low_nibbles, x);
+                    add_products(high[r], high_nibbles, x);
+                }
+            }
+            const __m512i scales = _mm512_loadu_si512(here), offsets = _mm512_loadu_si512(here + kPairHead);
 #pragma GCC unroll 8
             for (int r = 0; r < R; ++r) {
-                const __m512i x = spread(values + r * kGroup + k);
-                add_products(low[r], first_half, x);
-                add_products(high[r], second_half, x);
+                add_pairs(total[r], _mm512_packs_epi32(low[r], high[r]), scales);  // output 4 j + o comes to lie in lane 4 j + o
+                add_pairs(total[r], offsets, spread4(group[r].sums + pair * 2));
             }
+            here += kPairBytes;
         }
-        const Halves scales = from_float16(head + part * kTile * 2), lowest = from_float16(head + minima + part * kTile * 2);
 #pragma GCC unroll 8
-        for (int r = 0; r < R; ++r) {
-            const __m512 sum = _mm512_set1_ps(static_cast<float>(rows.sums[(g * kParts + part) * rows.rows + row + r]));
-            low_total[r] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(low[r]), scales.low, _mm512_fnmadd_ps(sum, lowest.low, low_total[r]));
-            high_total[r] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(high[r]), scales.high, _mm512_fnmadd_ps(sum, lowest.high, high_total[r]));
-        }
-    }
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) {
-        const __m512 row_scale = _mm512_set1_ps(rows.scales[at + r]);
-        add_scaled(sums + r * kTile, low_total[r], row_scale, g == 0);
-        add_scaled(sums + r * kTile + 16, high_total[r], row_scale, g == 0);
+        for (int r = 0; r < R; ++r) add_scaled(sums + r * kTile + half * 16, _mm512_cvtepi32_ps(total[r]), group[r].scale, g == 0);
     }
 }
 
-// Rows in a block: int8 needs 16 chains to hide the latency; int4 has two sums for each, and 32 registers.
-constexpr int64_t most_rows(Format format) { return format == Format::int8 ? 8 : 6; }
+constexpr int64_t kMostRows = 8;  // in a block: 16 sums, and what is multiplied, in 32 registers
 
 #else  // one row at a time, in plain loops
 
 template <int R>
-void multiply_int8(const uint8_t *head, const uint8_t *bytes, int64_t parts, const QuantizedRows &rows, int64_t row, int64_t g,
-                   bool /*fetch*/, float *sums) {
+void multiply_int8(const uint8_t *here, int64_t pairs, const QuantizedRows &rows, int64_t row, int64_t g, bool /*fetch*/, float *sums) {
     const int64_t at = g * rows.rows + row;
     const int8_t *values = rows.values + at * kGroup;
+    const uint8_t *bytes = here + kTile * 2;
     int32_t dots[kTile];
-    for (int64_t n = 0; n < kTile; ++n) dots[n] = -128 * rows.totals[at];
-    for (int64_t k = 0; k < parts * kPart; k += 4)
+    for (int64_t n = 0; n < kTile; ++n) dots[n] = rows.sums[at].start;
+    for (int64_t k = 0; k < pairs * kPair; k += 4)
         for (int64_t n = 0; n < kTile; ++n)
             for (int64_t i = 0; i < 4; ++i) dots[n] += bytes[k * kTile + n * 4 + i] * values[k + i];
     uint16_t scales[kTile];
-    std::memcpy(scales, head, sizeof scales);
-    const float row_scale = rows.scales[at];
+    std::memcpy(scales, here, sizeof scales);
     for (int64_t n = 0; n < kTile; ++n) {
-        const float product = static_cast<float>(dots[n]) * simd::to_float(scales[n]) * row_scale;
+        const float product = static_cast<float>(dots[n]) * simd::to_float(scales[n]) * rows.sums[at].scale;
         sums[n] = g == 0 ? product : sums[n] + product;
     }
 }
 
 template <int R>
-void multiply_int4(const uint8_t *head, int64_t minima, const uint8_t *bytes, int64_t parts, const QuantizedRows &rows, int64_t row,
-                   int64_t g, bool /*fetch*/, float *sums) {
+void multiply_int4(const uint8_t *here, int64_t pairs, const QuantizedRows &rows, int64_t row, int64_t g, bool /*fetch*/, float *sums) {
     const int64_t at = g * rows.rows + row;
-    const int8_t *values = rows.values + at * kGroup;
-    float totals[kTile] = {};
-    for (int64_t part = 0; part < parts; ++part) {
-        int32_t dots[kTile] = {};
-        for (int64_t k = part * kPart; k < (part + 1) * kPart; k += 4)
-            for (int64_t n = 0; n < kTile; ++n)
-                for (int64_t i = 0; i < 4; ++i) {
-                    const uint8_t both = bytes[k * (kTile / 2) + n % 16 * 4 + i];
-                    dots[n] += (n < 16 ? both & 15 : both >> 4) * values[k + i];
+    const GroupSums &group = rows.sums[at];
+    int32_t totals[kTile] = {};
+    for (int64_t half = 0; half < 2; ++half) {
+        for (int64_t pair = 0; pair < pairs; ++pair, here += kPairBytes) {
+            const int8_t *values = rows.values + at * kGroup + pair * kPair;
+            int16_t scales[16][2], offsets[16][2];
+            std::memcpy(scales, here, kPairHead);
+            std::memcpy(offsets, here + kPairHead, kPairHead);
+            for (int64_t n = 0; n < 16; ++n)
+                for (int64_t part = 0; part < 2; ++part) {
+                    int32_t dot = group.starts[pair * 2 + part];
+                    for (int64_t k = 0; k < 8; ++k)
+                        for (int64_t i = 0; i < 4; ++i) dot += nibble_at(here, n, part, k, i) * values[k * 8 + part * 4 + i];
+                    totals[half * 16 + n] += dot * scales[n][part] + group.sums[pair * 2 + part] * offsets[n][part];
                 }
-        uint16_t scales[kTile], lowest[kTile];
-        std::memcpy(scales, head + part * kTile * 2, sizeof scales);
-        std::memcpy(lowest, head + minima + part * kTile * 2, sizeof lowest);
-        const float sum = static_cast<float>(rows.sums[(g * kParts + part) * rows.rows + row]);
-        for (int64_t n = 0; n < kTile; ++n)
-            totals[n] += static_cast<float>(dots[n]) * simd::from_float16(scales[n]) - sum * simd::from_float16(lowest[n]);
+        }
     }
-    for (int64_t n = 0; n < kTile; ++n) sums[n] = (g == 0 ? 0.f : sums[n]) + totals[n] * rows.scales[at];
+    for (int64_t n = 0; n < kTile; ++n) sums[n] = (g == 0 ? 0.f : sums[n]) + static_cast<float>(totals[n]) * group.scale;
 }
 
-constexpr int64_t most_rows(Format) { return 1; }
+constexpr int64_t kMostRows = 1;
 
 #endif
 
@@ -176,20 +189,20 @@ struct Tile {
 
     template <int R>
     void multiply(const QuantizedRows &rows, int64_t row, int64_t g, bool fetch, float *sums) const {
-        const uint8_t *bytes = start + shape.head_bytes(format);
+        const uint8_t *here = start + shape.head_bytes(format) + g * shape.group_bytes(format);
         if (format == Format::int8) {
-            multiply_int8<R>(start + g * kTile * 2, bytes + g * kGroup * kTile, shape.parts_of(g), rows, row, g, fetch, sums);
+            multiply_int8<R>(here, shape.pairs_of(g), rows, row, g, fetch, sums);
         } else {
-            multiply_int4<R>(start + g * kParts * kTile * 2, shape.parts * kTile * 2, bytes + g * kGroup * (kTile / 2), shape.parts_of(g),
-                             rows, row, g, fetch, sums);
+            multiply_int4<R>(here, shape.pairs_of(g), rows, row, g, fetch, sums);
         }
     }
 };
 
 // One group of `count` rows, in blocks whose sizes differ by no more than one.
 inline void multiply_rows(const Tile &tile, const QuantizedRows &rows, int64_t row, int64_t count, int64_t g, float *sums) {
-    int64_t blocks = (count + most_rows(tile.format) - 1) / most_rows(tile.format);
-    bool fetch = count > 4;  // the processor's own prefetch stops where many rows keep a group busy for long
+    int64_t blocks = (count + kMostRows - 1) / kMostRows;
+    // Where few rows are done with a group fast, the processor's own prefetch is better.
+    bool fetch = count > (tile.format == Format::int4 ? 3 : 4);
     while (count > 0) {
         const int64_t size = (count + blocks - 1) / blocks;
         switch (size) {
@@ -211,24 +224,36 @@ inline void multiply_rows(const Tile &tile, const QuantizedRows &rows, int64_t r
 // sums[count][32] = rows [row, row + count) times one tile; count <= kRowChunk.
 inline void multiply_tile(const Tile &tile, const QuantizedRows &rows, int64_t row, int64_t count, float *sums) {
     for (int64_t g = 0; g < tile.shape.groups; ++g) multiply_rows(tile, rows, row, count, g, sums);
+    if (tile.format == Format::int8) return;
+    float steps[kTile];
+    std::memcpy(steps, tile.start, sizeof steps);
+    for (int64_t r = 0; r < count; ++r)
+        for (int64_t n = 0; n < kTile; ++n) sums[r * kTile + n] *= steps[n];
 }
 
 // One row of a weight, such as a token's embedding.
 inline void dequantize_row(Format format, const uint8_t *blocks, const WeightShape &shape, int64_t row, float *out) {
-    const uint8_t *head = blocks + row / kTile * shape.tile_bytes(format), *bytes = head + shape.head_bytes(format);
+    const uint8_t *tile = blocks + row / kTile * shape.tile_bytes(format);
     const int64_t n = row % kTile;
-    const auto number = [&](int64_t index) {
-        uint16_t bits;
-        std::memcpy(&bits, head + (index * kTile + n) * 2, 2);
-        return bits;
-    };
-    for (int64_t i = 0; i < shape.inputs; ++i) {
-        if (format == Format::int8) {
-            out[i] = static_cast<float>(bytes[i / 4 * 4 * kTile + n * 4 + i % 4] - 128) * simd::to_float(number(i / kGroup));
-        } else {
-            const uint8_t both = bytes[i / 4 * 2 * kTile + n % 16 * 4 + i % 4];
-            const float scale = simd::from_float16(number(i / kPart)), lowest = simd::from_float16(number(shape.parts + i / kPart));
-            out[i] = static_cast<float>(n < 16 ? both & 15 : both >> 4) * scale - lowest;
+    float step;
+    std::memcpy(&step, tile + n * 4, 4);
+    for (int64_t g = 0; g < shape.groups; ++g) {
+        const uint8_t *group = tile + shape.head_bytes(format) + g * shape.group_bytes(format);
+        const int64_t pairs = shape.pairs_of(g), count = std::min(kGroup, shape.inputs - g * kGroup);
+        for (int64_t i = 0; i < count; ++i) {
+            const int64_t pair = i / kPair, part = i % kPair / kPart, k = i % kPart / 4;
+            if (format == Format::int8) {
+                uint16_t scale;
+                std::memcpy(&scale, group + n * 2, 2);
+                const uint8_t byte = group[kTile * 2 + place_of(i) / 4 * kTile * 4 + n * 4 + i % 4];
+                out[g * kGroup + i] = static_cast<float>(byte - 128) * simd::to_float(scale);
+            } else {
+                const uint8_t *here = group + (n / 16 * pairs + pair) * kPairBytes;
+                int16_t scale, offset;
+                std::memcpy(&scale, here + (n % 16 * 2 + part) * 2, 2);
+                std::memcpy(&offset, here + kPairHead + (n % 16 * 2 + part) * 2, 2);
+                out[g * kGroup + i] = static_cast<float>(scale * (nibble_at(here, n % 16, part, k, i % 4) - 8) + offset) * step;
+            }
         }
     }
 }

@@ -14,9 +14,8 @@ extern "C" void specdec_quantized_linear(int64_t format, const float *x, int64_t
     const WeightShape shape(inputs, outputs);
     const auto kind = static_cast<Format>(format);
     std::vector<int8_t> values(rows * shape.groups * kGroup);
-    std::vector<float> scales(rows * shape.groups);
-    std::vector<int32_t> totals(rows * shape.groups), sums_of_parts(rows * shape.groups * kParts);
-    const QuantizedRows quantized{values.data(), scales.data(), totals.data(), sums_of_parts.data(), rows};
+    std::vector<GroupSums> group_sums(rows * shape.groups);
+    const QuantizedRows quantized{values.data(), group_sums.data(), rows};
 #pragma omp parallel num_threads(threads)
     {
 #pragma omp for schedule(static)
