@@ -27,11 +27,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from specdec.config import DTYPES, EngineConfig
 from specdec.drafters.base import Drafter, DrafterContext, DraftOutcome, DraftRow
 from specdec.drafters.shape import MAX_DEPTH, num_nodes, parse_widths
 from specdec.drafters.vocabulary import tokenizer_fingerprint
 from specdec.errors import ConfigError, DrafterError, SpecdecError
 from specdec.kernels.cpu_ops import log_sum_exp
+from specdec.models.precision import AUTO_DRAFT
 from specdec.pack import PackRow
 from specdec.plan import DraftNeeds
 from specdec.runner import ModelRunner
@@ -44,9 +46,18 @@ DEFAULT_DEPTH = 4
 _numbers = itertools.count(1)  # tells the KV of two drafters of one model apart
 
 
-def check_options(target: str, depth: int | None = None, tree: str | None = None, greedy: bool = False, vocab: int | None = None) -> None:
+def check_options(
+    target: str,
+    depth: int | None = None,
+    tree: str | None = None,
+    greedy: bool = False,
+    vocab: int | None = None,
+    dtype: str | None = None,
+) -> None:
     """Raises ConfigError unless the options of `load_draft_model` can be met and a target that looks like a path exists."""
     _widths(depth, tree)
+    if dtype is not None and dtype not in DTYPES:
+        raise ConfigError(f"drafter 'model': dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
     if vocab is not None and vocab < 1:
         raise ConfigError(f"drafter 'model': vocab must be at least 1 token id, got {vocab}")
     path = Path(target).expanduser()
@@ -77,8 +88,9 @@ def load_draft_model(
     tree: str | None = None,
     greedy: bool = False,
     vocab: int | None = None,
+    dtype: str | None = None,
 ) -> DraftModelDrafter:
-    """Loads a model in the engine's dtype and drafts with it.
+    """Loads a model and drafts with it.
 
     Args:
         context: what drafters are built with.
@@ -87,6 +99,7 @@ def load_draft_model(
         tree: children per level, such as `4-1-1-1` (16 nodes).
         greedy: propose the most probable tokens even where the request samples.
         vocab: propose only the first so many token ids, see `specdec.models.shortlist`; None for all.
+        dtype: one of `specdec.config.DTYPES`; None leaves it to `draft_dtype`.
 
     Raises:
         ConfigError: an option cannot be met.
@@ -95,14 +108,25 @@ def load_draft_model(
     from specdec.models import load_model
     from specdec.models.shortlist import shorten_vocabulary
 
-    check_options(target, depth, tree, greedy, vocab)
+    check_options(target, depth, tree, greedy, vocab, dtype)
+    dtype = draft_dtype(context.config, target, dtype)
     try:
-        loaded = load_model(target, dtype=context.config.dtype, device=context.backend.device, max_positions=context.max_model_len)
+        loaded = load_model(target, dtype=dtype, device=context.backend.device, max_positions=context.max_model_len)
     except SpecdecError as error:
         raise DrafterError(f"drafter model:{target}: {error}") from error
     if vocab is not None:
         shorten_vocabulary(loaded.model, vocab)
     return DraftModelDrafter(context, loaded, depth, name=f"model:{target}", tree=tree, greedy=greedy)
+
+
+def draft_dtype(config: EngineConfig, target: str, own: str | None) -> str:
+    """What a draft model runs in: what its spec says, else what the engine does; with `auto` in less bits than a target would.
+
+    The target's own file runs as the target does: who drafts with it wants to see every draft accepted.
+    """
+    if own is not None:
+        return own
+    return AUTO_DRAFT if config.dtype == "auto" and target != config.model else config.dtype
 
 
 @dataclass

@@ -20,6 +20,7 @@ from specdec.drafters.options import Signature, check_options, read_signature
 from specdec.errors import ConfigError, DrafterError, SpecdecError
 
 if TYPE_CHECKING:
+    from specdec.config import EngineConfig
     from specdec.drafters.base import Drafter, DrafterContext
 
 ENTRY_POINT_GROUP = "specdec.drafters"
@@ -114,10 +115,15 @@ def check_part(part: DrafterSpec) -> None:
         recipe.check(**values)
 
 
-def model_of(part: DrafterSpec) -> str | None:
-    """The model that a part of a spec loads, for planning memory; None where it loads none, or none that is known here."""
+def model_of(part: DrafterSpec, config: EngineConfig) -> tuple[str, str] | None:
+    """The model that a part of a spec loads and its dtype, for planning memory; None where it loads none, or none that is known here."""
     built_in = _BUILT_INS.get(part.name)
-    return part.target if built_in is not None and built_in.loads_model else None
+    if built_in is None or not built_in.loads_model or part.target is None:
+        return None
+    from specdec.drafters.draft_model import draft_dtype
+
+    own = dict(part.options).get("dtype")
+    return part.target, draft_dtype(config, part.target, None if own is None else str(own))
 
 
 def create_drafter(part: DrafterSpec, context: DrafterContext) -> Drafter:

@@ -12,7 +12,7 @@ from specdec.drafter_spec import parse_drafter_spec
 from specdec.errors import ConfigError
 from specdec.request import VERIFY_RULES
 
-DTYPES = ("auto", "int8", "int4", "float32", "bfloat16")
+DTYPES = ("auto", "int8", "int4", "int4-all", "float32", "bfloat16")
 DRAFT_BUDGETS = ("auto", "all")
 DEMO_MODEL = "demo"
 MAX_TIMEOUT_S = 86400.0
@@ -29,9 +29,11 @@ class EngineConfig:
 
     Attributes:
         model: a hub id, a folder with safetensors, a `.gguf` file, or `demo` for the demo model.
-        dtype: of the weights: `int8`, `int4` (the 4-bit blocks of a GGUF file as they are), `bfloat16`, `float32`, or `auto`, the
-            fastest here: on a CPU made for it int4 for such a file and else int8, elsewhere a float type that suits checkpoint and device.
+        dtype: of the weights: `int8`, `int4` (the 4-bit blocks of a GGUF file as they are, all else int8), `int4-all` (4 bits for
+            every linear layer), `bfloat16`, `float32`, or `auto`, the fastest here: on a CPU made for it int4 for such a file and
+            else int8, elsewhere a float type that suits checkpoint and device. With auto, draft models run in int4-all there.
         device: `auto` or `cpu`.
+        threads: that compute on a CPU; None takes torch's choice, which OMP_NUM_THREADS sets. Holds for the whole process.
         drafter: default drafter spec; requests may name another that needs no loading.
         draft_budget: how much is drafted and verified: `auto` spends what is predicted to pay, step by step; `all` everything
             within the drafter's limit; a number so many nodes per request and step.
@@ -50,6 +52,8 @@ class EngineConfig:
         num_pages: KV pages; None sizes the pool from `kv_memory_gb`.
         kv_memory_gb: memory for the KV pools of target and drafters; None takes what `max_num_seqs` requests of
             full length need, at most a quarter of the free memory.
+        swap_gb: host memory for the KV of requests that are preempted while the pool is full; they take it from there when that is
+            predicted to be faster than to compute it again. 0 for none. On a CPU `kv_memory_gb` makes better use of the memory.
         prefix_cache: keep the KV of finished requests for prompts that start alike.
         draft_timeout_s: a user's drafter that takes longer than this in one step is switched off.
         max_queue: requests that may wait; more are refused.
@@ -61,6 +65,7 @@ class EngineConfig:
     model: str = DEMO_MODEL
     dtype: str = "auto"
     device: str = "auto"
+    threads: int | None = None
     drafter: str = "off"
     draft_budget: str | int = "auto"
     warm_up_s: float = 10.0
@@ -76,6 +81,7 @@ class EngineConfig:
     page_size: int = 16
     num_pages: int | None = None
     kv_memory_gb: float | None = None
+    swap_gb: float = 0.0
     prefix_cache: bool = True
     draft_timeout_s: float = 10.0
     max_queue: int = 1024
@@ -93,6 +99,7 @@ class EngineConfig:
         for name in ("target_itl_ms", "target_ttft_ms"):
             _between(name, getattr(self, name), 1e-3, MAX_TIMEOUT_S * 1e3)
         _between("seed", self.seed, 0, 2**64 - 1)
+        _between("threads", self.threads, 1, 1024)
         for name in _COUNTS:
             _between(name, getattr(self, name), 1, 2**31 - 1)
         for name in ("draft_timeout_s", "grammar_timeout_s"):
@@ -101,6 +108,7 @@ class EngineConfig:
             raise ConfigError(f"kv_memory_gb must be more than 0, got {self.kv_memory_gb}")
         if self.kv_memory_gb is not None and self.num_pages is not None:
             raise ConfigError("kv_memory_gb and num_pages both size the KV pool: give one of them")
+        _between("swap_gb", self.swap_gb, 0.0, 2**20)
         if self.max_batch_tokens < self.max_num_seqs:
             raise ConfigError(
                 f"max_batch_tokens must be at least max_num_seqs, so that every running request gets a row: "

@@ -26,12 +26,15 @@ if TYPE_CHECKING:
 def load_engine_parts(config: EngineConfig, progress: Callable[[str], None]) -> tuple[LoadedModel, Backend, MemoryPlan]:
     """Target, backend and memory plan for `Engine`. See `Engine.from_config` for what it raises."""
     check_spec(config.drafter)
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
     backend = create_backend(config.device)
     if cpu_kernels_are_missing():
         progress("compiling the kernels for this processor (once, some ten seconds)")
-    names = [config.model, *filter(None, (model_of(part) for part in parse_drafter_spec(config.drafter)))]
-    sources = [open_model(name) for name in names]
-    models = [_memory_of(source, config, backend.device) for source in sources]
+    drafts = [found for part in parse_drafter_spec(config.drafter) if (found := model_of(part, config)) is not None]
+    named = [(config.model, config.dtype), *drafts]
+    sources = [open_model(name) for name, _ in named]
+    models = [_memory_of(source, dtype, config, backend.device) for source, (_, dtype) in zip(sources, named, strict=True)]
     memory = plan_memory(config, models, sources[0].config.max_position_embeddings, free_memory())
     progress(str(memory))
     start = time.perf_counter()
@@ -41,8 +44,8 @@ def load_engine_parts(config: EngineConfig, progress: Callable[[str], None]) -> 
     return target, backend, memory
 
 
-def _memory_of(source: ModelSource, config: EngineConfig, device: torch.device) -> ModelMemory:
-    model, precision = source.config, source.precision(config.dtype, device)
+def _memory_of(source: ModelSource, dtype: str, config: EngineConfig, device: torch.device) -> ModelMemory:
+    model, precision = source.config, source.precision(dtype, device)
     return ModelMemory(
         name=os.path.basename(source.name.rstrip("/")),
         weight_bytes=weight_bytes(model, precision),

@@ -25,6 +25,8 @@ from specdec.request import SamplingParams
         ({"draft_timeout_s": True}, "draft_timeout_s"),
         ({"kv_memory_gb": float("inf")}, "kv_memory_gb"),
         ({"kv_memory_gb": "1"}, "kv_memory_gb"),
+        ({"swap_gb": -0.1}, "swap_gb"),
+        ({"threads": 0}, "threads"),
         ({"seed": 1.5}, "seed"),
         ({"seed": True}, "seed"),
         ({"seed": "x"}, "seed"),

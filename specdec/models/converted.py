@@ -30,6 +30,7 @@ from specdec.models.precision import INT4, Precision
 from specdec.models.weights import Checkpoint
 from specdec.quantization import int4, int8
 from specdec.quantization.blocks import LAYOUT_VERSION, TILE
+from specdec.quantization.rounding import round_to_four_bits
 
 FORMAT_VERSION = 1  # of the file; a new number makes old cache files unused
 LEAST_KEPT_BYTES = 8 << 20  # smaller models are converted in a fraction of a second, and would only litter the cache
@@ -127,11 +128,13 @@ def _convert(conversion: Conversion, write: Callable[[str, int, Tensor], object]
     """
 
     def run(part: _Part) -> int:
-        if part.format == INT4:
+        if part.kept:
             write(part.name, part.start // TILE, int4.pack(conversion.checkpoint.read_four_bit(part.source, part.start, part.stop)))
             return part.numbers
         rows = conversion.checkpoint.read(part.source, part.start, part.stop)
-        if part.format:
+        if part.format == INT4:
+            write(part.name, part.start // TILE, int4.pack(round_to_four_bits(rows)))
+        elif part.format:
             write(part.name, part.start // TILE, int8.quantize(rows))
         else:
             write(part.name, part.start, rows.to(conversion.wanted[part.name].dtype))
@@ -149,7 +152,10 @@ def _convert(conversion: Conversion, write: Callable[[str, int, Tensor], object]
 
 @dataclass(frozen=True)
 class _Part:
-    """Rows [start, stop) of the checkpoint's tensor `source`, for the tensor `name`; `format` of blocks, empty where it is none."""
+    """Rows [start, stop) of the checkpoint's tensor `source`, for the tensor `name`; `format` of blocks, empty where it is none.
+
+    `kept` says that the checkpoint has them in 4-bit blocks, which are taken as they are.
+    """
 
     name: str
     source: str
@@ -157,6 +163,7 @@ class _Part:
     stop: int
     numbers: int
     format: str
+    kept: bool
 
 
 def _parts(conversion: Conversion) -> Iterator[_Part]:
@@ -168,10 +175,12 @@ def _parts(conversion: Conversion) -> Iterator[_Part]:
             source = "model.embed_tokens.weight"
         shape = conversion.checkpoint.shape(source)
         width = math.prod(shape[1:])
+        format_ = conversion.precision.format_of(owner) if blocks else ""
+        kept = blocks and owner in conversion.precision.four_bit
         step = max(1, _CHUNK_NUMBERS // width // TILE) * TILE  # tiles are whole
         for start in range(0, shape[0], step):
             stop = min(start + step, shape[0])
-            yield _Part(name, source, start, stop, (stop - start) * width, conversion.precision.format_of(owner) if blocks else "")
+            yield _Part(name, source, start, stop, (stop - start) * width, format_, kept)
 
 
 def _layout(wanted: Mapping[str, Tensor]) -> tuple[bytes, dict[str, int]]:

@@ -30,6 +30,8 @@ CHANGED: dict[str, Any] = {
     "page_size": 4,
     "num_pages": 50,
     "kv_memory_gb": 0.5,
+    "swap_gb": 0.25,
+    "threads": 2,
     "prefix_cache": False,
     "draft_timeout_s": 1.5,
     "max_queue": 9,

@@ -6,6 +6,7 @@ import types
 
 import pytest
 
+from specdec.config import EngineConfig
 from specdec.drafter_spec import parse_drafter_spec
 from specdec.drafters import registry
 from specdec.drafters.base import Drafter
@@ -191,7 +192,14 @@ def test_entry_points_are_drafters(monkeypatch):
 
 
 def test_model_of_names_what_a_part_loads():
-    assert [registry.model_of(part) for part in parse_drafter_spec("ngram+model:a/b(depth=2)")] == [None, "a/b"]
+    def loaded(spec, **options):
+        config = EngineConfig(**options)
+        return [registry.model_of(part, config) for part in parse_drafter_spec(spec)]
+
+    assert loaded("ngram+model:a/b(depth=2)") == [None, ("a/b", "auto-draft")]
+    assert loaded("model:a/b", model="a/b") == [("a/b", "auto")]
+    assert loaded("model:a/b", dtype="bfloat16") == [("a/b", "bfloat16")]
+    assert loaded("model:a/b(dtype=int8)", dtype="bfloat16") == [("a/b", "int8")]
 
 
 def test_a_drafter_given_to_an_llm_is_forgotten_with_it(tmp_path):

@@ -70,6 +70,27 @@ def test_ids_are_those_of_each_prompt_alone_without_drafts(source, temperature):
     assert sum(output.stats.drafted for output in outputs) > 0
 
 
+def test_int4_all_keeps_four_bit_weights_and_rounds_the_others(source):
+    wide, loaded = load_model(source, dtype="float32", device=CPU).model, load_model(source, dtype="int4-all", device=CPU)
+    assert loaded.weights == "int4-all"
+    for name, module in loaded.model.named_modules():
+        if isinstance(module, QuantizedLinear):
+            assert module.shape.format == "int4", name
+            weight = wide.get_submodule(name).weight
+            error = (dequantize(module.blocks, module.shape)[: len(weight)] - weight).square().mean() / weight.square().mean()
+            kept = name.split(".")[-1] in FOUR_BIT or (name == "lm_head" and loaded.config.tie_word_embeddings)
+            assert error < (1e-5 if kept else 0.01), name
+    tensors = {tensor.data_ptr(): tensor.nbytes for tensor in loaded.model.state_dict().values()}
+    assert weight_bytes(loaded.config, loaded.precision) == sum(tensors.values())
+
+
+def test_auto_of_a_draft_model_takes_fewer_bits_than_that_of_a_target(reference_model, gguf_of, tmp_path):
+    gguf_of(tmp_path / "wide.gguf", reference_model("LlamaConfig"), "llama")
+    found = open_model(str(tmp_path / "wide.gguf"))
+    plain = found.precision("auto", CPU)
+    assert found.precision("auto-draft", CPU).weights == ("int4-all" if plain.quantized else plain.weights)
+
+
 def test_a_model_without_four_bit_blocks_is_refused(reference_model, gguf_of, tmp_path):
     gguf_of(tmp_path / "wide.gguf", reference_model("LlamaConfig"), "llama")
     with pytest.raises(ConfigError, match=r"int4 keeps the 4-bit blocks of a GGUF file .* has none: take int8"):
