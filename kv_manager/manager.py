@@ -12,7 +12,7 @@ tensors look like is `storage`'s business, who may run is the scheduler's.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 from weakref import WeakKeyDictionary
@@ -24,20 +24,22 @@ from specdec.errors import ConfigError, DrafterError, InvariantError
 from specdec.kv_manager.audit import check_books
 from specdec.kv_manager.block_pool import BlockPool
 from specdec.kv_manager.block_table import TARGET, BlockTable, PageList
+from specdec.kv_manager.found import Found, with_swapped
 from specdec.kv_manager.prefix_cache import DigestChain, PrefixCache
+from specdec.kv_manager.swap import SwapOffer, SwappedTable, SwapSpace, SwapStorage
 from specdec.plan import BatchPlan, Row, RowOutcome
 from specdec.request import Request
 
 
-class Storage(Protocol):
-    """KV contents of the pool's pages. Both methods read every source before they write any destination."""
+class Storage(SwapStorage, Protocol):
+    """KV contents of the pool's pages; `copy_out` and `copy_in` are called only where there is room on the host."""
 
     def copy_pages(self, src: list[int], dst: list[int]) -> None:
-        """Copies whole pages, src[i] to dst[i]."""
+        """Copies whole pages, src[i] to dst[i]; every source is read before any destination is written."""
         ...
 
     def move_slots(self, src: NDArray[np.int64], dst: NDArray[np.int64]) -> None:
-        """Copies single slots (page * page_size + offset), src[i] to dst[i]; int64 [m] each."""
+        """Copies single slots (page * page_size + offset), src[i] to dst[i]; int64 [m] each. Reads before it writes, too."""
         ...
 
 
@@ -56,16 +58,6 @@ class KVStats:
     hits: int = 0
     evictions: int = 0
     copies: int = 0
-
-
-@dataclass(frozen=True)
-class _Found:
-    """Pages that hold a request's leading tokens already, and how many of them each storage has."""
-
-    pages: list[int]
-    cached: int
-    draft_cached: dict[str, int]
-    publishes: bool
 
 
 class KVManager:
@@ -92,6 +84,7 @@ class KVManager:
         self._prefix_cache = prefix_cache
         self._tables: dict[str, BlockTable] = {}
         self._storages: dict[str, Storage] = {}
+        self.swap: SwapSpace | None = None
         # Weak, so that the digests outlive a preemption and end with their request.
         self._chains: WeakKeyDictionary[Request, DigestChain] = WeakKeyDictionary()
 
@@ -111,12 +104,17 @@ class KVManager:
             raise InvariantError(f"a KV storage named {name!r} is registered already; known: {', '.join(self._storages)}")
         self._storages[name] = storage
 
+    def enable_swap(self, num_places: int, clock: Callable[[], float]) -> None:
+        """Lets preempted requests keep their KV on the host; every storage must have room for so many pages there."""
+        self.swap = SwapSpace(num_places, self._storages, clock)
+        self.swap.measure(self.num_pages)
+
     # Requests
 
     def admit(self, request: Request) -> int:
-        """Gives `request` a table with all pages that already hold its leading tokens.
+        """Gives `request` a table with all pages that already hold its leading tokens. At least one token is left to forward.
 
-        Takes no page from the free list. At least one token is left to forward.
+        Takes pages from the free list only for a request that was swapped out, whose `pages_needed` must be available.
 
         Returns:
             Tokens whose target KV is there.
@@ -126,31 +124,61 @@ class KVManager:
         found = self._find(request)
         for page in found.pages:
             self._pool.share(page)
+        fetched = [self._take() for _ in range(found.swapped)]
+        if self.swap is not None:
+            if fetched:
+                self.swap.fetch(request.id, len(found.pages), fetched)
+            self.swap.drop(request.id)
+        hits = len(found.pages) * self.page_size if fetched else found.cached
         self._tables[request.id] = BlockTable(
             request,
             self._chain(request),
-            PageList(found.pages),
+            PageList([*found.pages, *fetched]),
             found.cached,
             found.draft_cached,
-            num_offered=found.cached // self.page_size,
+            num_offered=hits // self.page_size,
             publishes=found.publishes,
         )
         self.stats.queries += len(request.tokens)
-        self.stats.hits += found.cached
+        self.stats.hits += hits
         return found.cached
 
     def release(self, request: Request) -> None:
         """Gives back all pages of a request that finished, is aborted or preempted; no table, nothing to do.
 
-        Published pages stay for later requests; a later page of a sequence is evicted before an earlier one.
+        Published pages stay for later requests; a later page of a sequence is evicted before an earlier one. What was
+        swapped out is given up.
         """
-        table = self._tables.get(request.id)
-        if table is None:
-            return
+        if self.swap is not None:
+            self.swap.drop(request.id)
+        if request.id in self._tables:
+            self._release(self._tables[request.id])
+
+    def swap_offer(self, request: Request) -> SwapOffer | None:
+        """What `swap_out` would keep and cost; None where there is nothing to keep, or no room."""
+        pages = self._swappable(self._table(request.id))
+        if self.swap is None or not pages:
+            return None
+        tokens = min(len(pages) * self.page_size, self._table(request.id).cached)
+        return SwapOffer(tokens, 2 * len(pages) * self.swap.page_s)
+
+    def swap_out(self, request: Request) -> None:
+        """Releases a preempted request and keeps its KV on the host, as far as there is room and no other request holds it.
+
+        It comes back with `admit`, unless pages before it are gone by then; `release` gives it up.
+        """
+        table = self._table(request.id)
+        pages = self._swappable(table)
+        if self.swap is None or not pages:
+            raise InvariantError(f"request {request.id} has nothing that can be swapped out: ask swap_offer first")
+        self.swap.put(request.id, SwappedTable({}, table.cached, dict(table.draft_cached), table.publishes), pages)
+        self._release(table)
+
+    def _release(self, table: BlockTable) -> None:
         # Once more from the start: the same content may have been published in another page, and evicted since.
         table.num_offered = 0
         self._publish(table)
-        del self._tables[request.id]
+        del self._tables[table.request.id]
         for page in reversed(table.pages.truncate(0)):
             self._give_back(page)
 
@@ -205,7 +233,7 @@ class KVManager:
         found = self._find(request)
         copies = max(0, min(wanted, len(found.pages)) - found.cached // self.page_size)
         revived = sum(self._pool.references(page) == 0 for page in found.pages)
-        return max(0, wanted - len(found.pages)) + copies + revived
+        return max(found.swapped, wanted - len(found.pages)) + copies + revived
 
     def reserve(self, plan: BatchPlan) -> None:
         """Makes the slots of every row's pending tokens and draft nodes held and writable.
@@ -269,10 +297,14 @@ class KVManager:
             self._pool.discard(page)
         for table in self._tables.values():
             table.publishes = False
+        if self.swap is not None:
+            self.swap.stop_publishing()
 
     def check(self) -> None:
-        """Raises InvariantError unless pages, tables and prefix cache agree."""
+        """Raises InvariantError unless pages, tables, prefix cache and what is swapped out agree."""
         check_books(self._pool, self._cache, self._tables.values(), self.page_size)
+        if self.swap is not None:
+            self.swap.check(self._tables)
 
     # Helpers
 
@@ -320,13 +352,28 @@ class KVManager:
         count = (len(tokens) - 1) // self.page_size
         return self._cache.match(chain.first(tokens, count)[:count])
 
-    def _find(self, request: Request) -> _Found:
+    def _swappable(self, table: BlockTable) -> dict[int, int]:
+        """Index -> page of those that only this request holds, the first ones as far as there is room on the host."""
+        room = self.swap.num_free if self.swap is not None else 0
+        written = self._pages_for(max(table.cached, *table.draft_cached.values(), 0))
+        own = [(index, page) for index, page in enumerate(table.pages.view()[:written].tolist()) if self._pool.references(page) == 1]
+        return dict(own[:room])
+
+    def _find(self, request: Request) -> Found:
+        """Where a request without a table finds its KV: in pages that it can share, and after them what was swapped out."""
+        found = self._find_shared(request)
+        kept = self.swap.table(request.id) if self.swap is not None else None
+        if kept is None:
+            return found
+        return with_swapped(found, kept, self.page_size, [name for name in self._storages if name != TARGET])
+
+    def _find_shared(self, request: Request) -> Found:
         """What a request without a table can share: with its sibling, or out of the prefix cache.
 
         Nothing while it wants prompt tokens scored: their logits come with a forward of the tokens before them.
         """
         if request.params.prompt_logprobs is not None and request.num_scored < request.num_prompt:
-            return _Found([], 0, {}, publishes=True)
+            return Found([], 0, {}, publishes=True)
         pages = self._match(self._chain(request), request.tokens)
         cached = len(pages) * self.page_size
         prompt = request.num_prompt - 1
@@ -337,9 +384,9 @@ class KVManager:
             # The last of these pages may be written by both; whoever reserves it first gets a copy.
             shared: list[int] = sibling.pages.view()[: self._pages_for(prompt)].tolist()
             draft_cached = {name: min(count, prompt) for name, count in sibling.draft_cached.items()}
-            return _Found(shared, prompt, draft_cached, sibling.publishes)
+            return Found(shared, prompt, draft_cached, sibling.publishes)
         draft_cached = {name: self._cache.leading_complete(name, pages) * self.page_size for name in self._storages if name != TARGET}
-        return _Found(pages, cached, draft_cached, publishes=True)
+        return Found(pages, cached, draft_cached, publishes=True)
 
     def _compact(self, done: Sequence[tuple[Row, BlockTable, RowOutcome]]) -> None:
         """Moves the accepted nodes' slots to follow the pending tokens, in one call; chains never move."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -14,8 +16,20 @@ from specdec.kernels.step_ops import copy_rows
 from specdec.kv_manager.manager import KVManager
 
 
+class HostCopies(Protocol):
+    """The part of a backend that swapping needs; see `specdec.backend.base.Backend`."""
+
+    def copy_out(self, pool: Tensor, pages: Sequence[int], host: Tensor, places: Sequence[int]) -> None: ...
+
+    def copy_in(self, host: Tensor, places: Sequence[int], pool: Tensor, pages: Sequence[int]) -> None: ...
+
+
 class KVStorage:
     """Keys and values of every layer, page and slot, in one allocation.
+
+    Args:
+        host_pages: pages that preempted requests may keep in host memory.
+        backend: copies them; needed where there are any.
 
     Attributes:
         keys: [layers, num_pages, page_size, kv_heads, head_dim].
@@ -33,8 +47,14 @@ class KVStorage:
         head_dim: int,
         dtype: torch.dtype,
         device: torch.device | str = "cpu",
+        *,
+        host_pages: int = 0,
+        backend: HostCopies | None = None,
     ) -> None:
         self.page_size = page_size
+        self._backend = backend
+        if host_pages:  # a page in one piece, unlike in the pool, where a layer is: it is only ever copied as a whole
+            self._host = _zeros((host_pages, 2, layers, page_size, kv_heads, head_dim), dtype, torch.device("cpu"))
         self._pages = _zeros((2, layers, num_pages, page_size, kv_heads, head_dim), dtype, torch.device(device))
         self._slots = self._pages.view(2, layers, num_pages * page_size, kv_heads, head_dim)
         self.keys, self.values = self._pages[0], self._pages[1]
@@ -51,6 +71,16 @@ class KVStorage:
     def move_slots(self, src: NDArray[np.int64], dst: NDArray[np.int64]) -> None:
         """Copies single slots in all layers; every source is read before any destination is written."""
         copy_rows(self._slots, src, dst)
+
+    def copy_out(self, pages: Sequence[int], places: Sequence[int]) -> None:
+        """Copies whole pages to places in host memory."""
+        assert self._backend is not None
+        self._backend.copy_out(self._pages, pages, self._host, places)
+
+    def copy_in(self, places: Sequence[int], pages: Sequence[int]) -> None:
+        """Copies places in host memory to whole pages."""
+        assert self._backend is not None
+        self._backend.copy_in(self._host, places, self._pages, pages)
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -1,8 +1,8 @@
 """Continuous batching: plans each step's rows within token, page and time budgets, and preempts when pages run out.
 
 Decoding rows come first, then drafts, then prefill chunks, then waiting requests: a prompt never stalls those that run.
-Everything is counters: a request that was preempted is one whose cached tokens are 0 again. What drafts are worth is
-`draft_budget`'s business, what time a step may take `targets`'.
+Everything is counters: a request that was preempted is one whose cached tokens are 0 again, unless the host keeps them. What drafts
+are worth is `draft_budget`'s business, what time a step may take `targets`'.
 """
 
 from __future__ import annotations
@@ -24,10 +24,13 @@ from specdec.scheduler.ask import Ask
 from specdec.scheduler.cost_model import CostModel, StepWork
 from specdec.scheduler.draft_budget import DraftBudget
 from specdec.scheduler.fair_share import FairShare
+from specdec.scheduler.options import parts_of
+from specdec.scheduler.preemption import swap_pays
 from specdec.scheduler.queue import RequestQueue, order
 from specdec.scheduler.targets import check_ttft, predict_ttft_s, prompt_room, step_cap_s
 from specdec.tree import DraftShape, DraftTree, Mask
 
+_SMALL_CATCH_UP = 16  # tokens that a drafter reads along with its first level: what it accepted, and what it was not asked for
 _SHOWN = 32  # steps in the status
 
 
@@ -41,6 +44,7 @@ class Scheduler:
         on_release: called with a request whose KV was just given up, by preemption.
         clock: seconds; the same clock that stamps arrivals.
         costs: predicts steps, and learns from them; None starts from a guess.
+        catch_up: (drafter, request) -> its committed tokens that the drafter has not read; None for a drafter without KV.
     """
 
     def __init__(
@@ -51,12 +55,14 @@ class Scheduler:
         on_release: Callable[[str], None],
         clock: Callable[[], float],
         costs: CostModel | None = None,
+        catch_up: Callable[[str, Request], int | None] = lambda _drafter, _request: None,
     ) -> None:
         self._config = config
         self._kv = kv
         self._draft_limit = draft_limit
         self._on_release = on_release
         self._clock = clock
+        self._catch_up = catch_up
         self.costs = costs or CostModel()
         self._budget = DraftBudget(self.costs, draft_limit)
         self._fair_share = FairShare() if config.fair_share else None
@@ -156,16 +162,15 @@ class Scheduler:
 
     def _learn(self, plan: BatchPlan, trees: Sequence[DraftTree], outcomes: Sequence[RowOutcome], cost: StepCost) -> None:
         """Books the step to its requests, and feeds the models with it."""
-        decoding = [row for row in plan.rows if row.decodes]
-        plain = self.costs.predict(StepWork.of(BatchPlan(tuple(decoding)), [0] * len(decoding))) if decoding else None
-        if plain is not None:
-            plain = replace(plain, draft_s={})
-        token_off_s = plain.total_s / len(decoding) if plain is not None else 0.0
-        work = StepWork.of(plan, [len(tree) for tree in trees])
-        row_s = self.costs.verify_one_s(work.tokens) / work.tokens
-        account(plan, trees, outcomes, cost, kv_weight=self.costs.kv_token_s / row_s, token_off_s=token_off_s)
-        self.costs.observe(work, cost, self._budget.catching_up(plan))
-        self._budget.finish(plan, trees, outcomes, cost, plain)
+        sizes = [len(tree) for tree in trees]
+        work = StepWork.of(plan, sizes)
+        predicted = plan.predicted or self.costs.predict(work)
+        plain = None
+        if work.drafts:
+            plain = _as_observed(self.costs.predict(replace(work.with_nodes(-sum(sizes)), drafts={})), predicted, cost)
+        account(plan, trees, outcomes, cost, kv_weight=self.costs.kv_token_s * work.tokens / predicted.verify_s, plain=plain)
+        self.costs.observe(work, cost, predicted)
+        self._budget.finish(plan, trees, outcomes, cost)
         if self._fair_share is not None:
             for row, outcome in zip(plan.rows, outcomes, strict=True):
                 self._fair_share.serve(row.request.user, 0 if row.decodes else row.pending, len(outcome.emitted))
@@ -188,12 +193,24 @@ class Scheduler:
         rows = list(open_.values())
         if self._config.draft_budget == "auto":
             base = StepWork.of(BatchPlan(tuple(step.rows)), [0] * len(step.rows))
-            asks = self._budget.ask(rows, base, len(step.rows), step_cap_s(self.running))
+            asks = self._budget.ask(rows, base, len(step.rows), step_cap_s(self.running), self._prompt_tokens(step))
         else:
             asks = [Ask(row.drafter, row.draft_limit, row.depth_limit) for row in rows]
         for index, ask in zip(open_, asks, strict=True):
             if ask is not None:
-                step.widen(index, ask)
+                step.widen(index, ask, open_[index])
+
+    def _prompt_tokens(self, step: _Step) -> int:
+        """How many prompt tokens will join the decoding rows, as far as can be told before the drafts are planned."""
+        tokens = 0
+        if len(step.rows) < len(self.running):
+            tokens = sum([pending for request in self.running if (pending := self._pending(request)) > 1])
+        if len(self.running) < self._config.max_num_seqs:
+            for request in self.waiting:
+                if tokens >= step.budget or not step.fits(request, len(request.tokens)):
+                    break
+                tokens += len(request.tokens)
+        return min(tokens, step.budget)
 
     def _with_limits(self, row: Row) -> Row:
         """The row with as much draft as its drafter, its request and its end allow."""
@@ -206,7 +223,9 @@ class Scheduler:
             limit = min(limit, request.max_draft)
         if isinstance(self._config.draft_budget, int):
             limit = min(limit, self._config.draft_budget)
-        return Row(request, row.cached, row.pending, limit, depth, request.drafter)
+        unread = [self._catch_up(part, request) or 0 for part in parts_of(request.drafter)]
+        catch_up = tuple(unread) if max(unread) > _SMALL_CATCH_UP else ()
+        return Row(request, row.cached, row.pending, limit, depth, request.drafter, catch_up)
 
     def _leave_room(self, step: _Step) -> None:
         """Keeps prompt chunks so small that the step stays within the target of those that decode."""
@@ -231,12 +250,14 @@ class Scheduler:
                 return
             if self._awaits_parent(request):
                 continue
+            # All its tokens must fit, not just this chunk, or it would be preempted half way through its prompt
+            if not step.fits(request, len(request.tokens)):
+                return  # in order: a small request must not overtake a large one for ever
             self._kv.admit(request)
             row = self._prefill_row(request, step)
-            # All its tokens must fit, not just this chunk, or it would be preempted half way through its prompt
-            if row is None or not step.fits(request, len(request.tokens)) or not step.add(row):
+            if row is None or not step.add(row):
                 self._kv.release(request)
-                return  # in order: a small request must not overtake a large one for ever
+                return
             self.waiting.remove(request)
             self.running.append(request)
             if request.stats.preemptions == 0:
@@ -276,11 +297,15 @@ class Scheduler:
         return parent is not None and self._kv.cached(parent.id) < request.num_prompt
 
     def _preempt(self, step: _Step) -> Request:
-        """Gives up the KV of the last request in order; it waits, and recomputes when its turn comes."""
+        """Gives up the KV of the last request in order, or lets the host keep it where that is cheaper; it waits for its next turn."""
         victim = self.running.pop()
         step.drop(victim)
         step.preempted = True
-        self._kv.release(victim)
+        offer = self._kv.swap_offer(victim)
+        if offer is not None and swap_pays(offer, self.costs, self._prefill_chunk, len(self.running)):
+            self._kv.swap_out(victim)
+        else:
+            self._kv.release(victim)
         self._on_release(victim.id)
         victim.stats.preemptions += 1
         self.preemptions += 1
@@ -320,15 +345,23 @@ class _Step:
         self.budget -= row.pending
         return True
 
-    def widen(self, index: int, ask: Ask) -> None:
-        """Gives a planned row the draft asked for, or as many nodes of it as tokens and pages allow."""
+    def widen(self, index: int, ask: Ask, most: Row) -> None:
+        """Gives a planned row the draft asked for, or as many nodes of it as tokens and pages allow.
+
+        Args:
+            most: the row with all that its request's drafters could do.
+        """
         row = self.rows[index]
         left = self._draftable - self._taken + self._pages[index]
         limit = min(ask.limit, self.budget)
         while limit > 0 and (needed := self._kv.pages_needed(row.request, row.cached + row.pending + limit)) > left:
             limit -= 1
         if limit > 0:
-            self.rows[index] = Row(row.request, row.cached, row.pending, limit, ask.depth, ask.drafter)
+            catch_up = most.catch_up
+            if catch_up and ask.drafter != most.drafter:
+                unread = dict(zip(parts_of(most.drafter), catch_up, strict=True))
+                catch_up = tuple([unread[part] for part in parts_of(ask.drafter)])
+            self.rows[index] = Row(row.request, row.cached, row.pending, limit, ask.depth, ask.drafter, catch_up)
             self._taken += needed - self._pages[index]
             self._pages[index] = needed
             self.budget -= limit
@@ -341,6 +374,13 @@ class _Step:
                 self._taken -= self._pages[index]
                 del self.rows[index], self._pages[index]
                 return
+
+
+def _as_observed(plain: StepCost, predicted: StepCost, cost: StepCost) -> StepCost:
+    """What the step would have taken without drafts: the prediction, as far off as that of the step was which ran."""
+    verify_s = plain.verify_s * cost.verify_s / predicted.verify_s
+    sample_s = plain.sample_s * cost.sample_s / predicted.sample_s if predicted.sample_s > 0 else cost.sample_s
+    return StepCost(verify_s=verify_s, sample_s=sample_s, commit_s=cost.commit_s, host_s=cost.host_s)
 
 
 def _event(request: Request, outcome: RowOutcome) -> Event:

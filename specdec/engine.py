@@ -12,6 +12,7 @@ import torch
 from specdec.backend.base import Backend
 from specdec.choices import bad_word_ids, check_ids, choice_params
 from specdec.config import EngineConfig
+from specdec.drafter_spec import parse_drafter_spec
 from specdec.drafters.base import DraftKV
 from specdec.errors import EngineDeadError, RequestError
 from specdec.kv_manager.manager import KVManager
@@ -58,9 +59,7 @@ class Engine:
         self._backend = backend
         self.kv = KVManager(memory.num_pages, config.page_size, prefix_cache=config.prefix_cache)
         spec = target.config
-        storage = KVStorage(
-            spec.num_layers, memory.num_pages, config.page_size, spec.num_kv_heads, spec.head_dim, target.kv_dtype, backend.device
-        )
+        storage = self._new_storage(spec.num_layers, spec.num_kv_heads, spec.head_dim, target.kv_dtype)
         self.kv.register("target", storage)
         self.target = ModelRunner(target.model, backend, storage)
         compiler = GrammarCompiler(
@@ -85,8 +84,12 @@ class Engine:
             forced=self.constraints.forced,
         )
         self.drafters = DrafterRouter(context, config.drafter, self.verifier.reads_q)
+        if memory.swap_pages:
+            self.kv.enable_swap(memory.swap_pages, backend.clock)
         self.outputs = OutputProcessor(target.tokenizer, self.constraints.push)
-        self.scheduler = Scheduler(config, self.kv, self.drafters.default_limit, self.drafters.forget, backend.clock)
+        self.scheduler = Scheduler(
+            config, self.kv, self.drafters.default_limit, self.drafters.forget, backend.clock, catch_up=self.drafters.catch_up
+        )
         self._numbers = itertools.count()
         self._news: list[Event] = []
         self._tail_s = 0.0  # of the last step, after it was booked: this one's books carry it
@@ -117,14 +120,22 @@ class Engine:
 
     def warm_up(self, progress: Callable[[str], None]) -> None:
         """Starts the cost model from measurements: those kept from an earlier start, or new ones. No request may run."""
-        from specdec.warm_up import cached_costs, measure_costs, model_identity
+        from specdec.warm_up import cached_costs, measure_costs, measure_drafts, model_identity
+
+        config, clock = self.config, self._backend.clock
+        models = [part for part in parse_drafter_spec(config.drafter) if self.drafters.keeps_kv(str(part))]
 
         def measure() -> CostTable | None:
-            progress(f"measuring what steps take (once for this model and machine, {self.config.warm_up_s:g} s at most)")
-            return measure_costs(self.target, self.max_model_len, self.config.max_batch_tokens, self.config.warm_up_s, self._backend.clock)
+            progress(f"measuring what steps take (once for this model and machine, {config.warm_up_s:g} s at most)")
+            table = measure_costs(self.target, self.max_model_len, config.max_batch_tokens, config.warm_up_s, clock)
+            if table is None or not models:
+                return table
+            with torch.inference_mode():
+                return measure_drafts(table, self.drafters, self.kv, list(map(str, models)), config, self.max_model_len, clock)
 
         identity = {**model_identity(self.model_name), "weights": self._weights, "device": str(self._backend.device)}
-        table = cached_costs(identity, measure, self._backend.clock)
+        identity["drafters"] = [[str(part), model_identity(part.target or "")] for part in models]
+        table = cached_costs(identity, measure, clock)
         if table is not None:
             self.scheduler.costs.start(table)
 
@@ -314,8 +325,12 @@ class Engine:
         self.constraints.forget(request.id)
 
     def _create_kv(self, name: str, layers: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> DraftKV:
+        return DraftStorage(self.kv, name, self._new_storage(layers, kv_heads, head_dim, dtype))
+
+    def _new_storage(self, layers: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> KVStorage:
         pages, size = self.memory.num_pages, self.config.page_size
-        return DraftStorage(self.kv, name, KVStorage(layers, pages, size, kv_heads, head_dim, dtype, self._backend.device))
+        host_pages = self.memory.swap_pages
+        return KVStorage(layers, pages, size, kv_heads, head_dim, dtype, self._backend.device, host_pages=host_pages, backend=self._backend)
 
     # Upkeep
 
@@ -340,6 +355,7 @@ class Engine:
                 "prefix_queries": stats.queries,
                 "prefix_hits": stats.hits,
                 "evictions": stats.evictions,
+                "swap": self.kv.swap.status() if self.kv.swap is not None else None,
             },
             "scheduler": self.scheduler.status(),
             "drafters": self.drafters.status(),

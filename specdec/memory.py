@@ -39,6 +39,7 @@ class MemoryPlan:
         page_size: tokens in a page.
         max_model_len: the most tokens of one request.
         free_bytes: memory free before loading.
+        swap_pages: pages that preempted requests may keep on the host.
     """
 
     models: tuple[ModelMemory, ...]
@@ -46,6 +47,7 @@ class MemoryPlan:
     page_size: int
     max_model_len: int
     free_bytes: int
+    swap_pages: int = 0
 
     @property
     def weight_bytes(self) -> int:
@@ -53,13 +55,23 @@ class MemoryPlan:
 
     @property
     def kv_bytes(self) -> int:
-        return self.num_pages * sum(model.page_bytes for model in self.models)
+        return self.num_pages * self.page_bytes
+
+    @property
+    def page_bytes(self) -> int:
+        """Of one page, all models together."""
+        return sum(model.page_bytes for model in self.models)
+
+    @property
+    def swap_bytes(self) -> int:
+        return self.swap_pages * self.page_bytes
 
     def __str__(self) -> str:
         weights = " + ".join(f"{model.name} {model.weight_bytes / GB:.2f} GB" for model in self.models)
+        swap = f", swap {self.swap_bytes / GB:.2f} GB ({self.swap_pages} pages)" if self.swap_pages else ""
         return (
             f"memory: weights {weights}, KV {self.kv_bytes / GB:.2f} GB "
-            f"({self.num_pages} pages of {self.page_size} tokens), of {self.free_bytes / GB:.1f} GB free"
+            f"({self.num_pages} pages of {self.page_size} tokens){swap}, of {self.free_bytes / GB:.1f} GB free"
         )
 
 
@@ -77,7 +89,7 @@ def plan_memory(config: EngineConfig, models: Sequence[ModelMemory], model_limit
     """Sizes the KV pools.
 
     Args:
-        config: `max_model_len`, `num_pages`, `kv_memory_gb`, `max_num_seqs` and `page_size` count here.
+        config: `max_model_len`, `num_pages`, `kv_memory_gb`, `swap_gb`, `max_num_seqs` and `page_size` count here.
         models: target first.
         model_limit: the target's own context limit.
         free_bytes: what there is.
@@ -98,13 +110,16 @@ def plan_memory(config: EngineConfig, models: Sequence[ModelMemory], model_limit
     else:
         affordable = int(POOL_SHARE * max(free_bytes - weight_bytes, 0)) // page_bytes
         num_pages = min(config.max_num_seqs * longest, affordable)
-    plan = MemoryPlan(tuple(models), num_pages, config.page_size, max_model_len, free_bytes)
+    swap_pages = int(config.swap_gb * GB) // page_bytes
+    plan = MemoryPlan(tuple(models), num_pages, config.page_size, max_model_len, free_bytes, swap_pages)
     if num_pages < 1:
         raise ConfigError(f"the KV pool would hold no page of {page_bytes / GB:.4f} GB: raise kv_memory_gb, or free memory ({plan})")
-    if plan.weight_bytes + plan.kv_bytes > free_bytes:
-        needed = (plan.weight_bytes + plan.kv_bytes) / GB
+    if config.swap_gb > 0 and swap_pages < 1:
+        raise ConfigError(f"swap_gb = {config.swap_gb} holds no page of {page_bytes / GB:.4f} GB: raise it, or switch it off with 0")
+    if plan.weight_bytes + plan.kv_bytes + plan.swap_bytes > free_bytes:
+        needed = (plan.weight_bytes + plan.kv_bytes + plan.swap_bytes) / GB
         raise ConfigError(
             f"{needed:.2f} GB are needed but {free_bytes / GB:.2f} GB are free: "
-            f"lower kv_memory_gb or num_pages, or take a smaller dtype ({plan})"
+            f"lower kv_memory_gb, num_pages or swap_gb, or take a smaller dtype ({plan})"
         )
     return plan

@@ -19,12 +19,21 @@ def test_all_pools_share_the_stated_budget() -> None:
     assert plan.num_pages == 833 and plan.kv_bytes <= 10**6
 
 
+def test_places_on_the_host_have_room_for_all_models_together() -> None:
+    plan = plan_memory(EngineConfig(num_pages=10, swap_gb=0.001), [TARGET, DRAFT], 100, free_bytes=10**9)
+    assert plan.swap_pages == 833 and plan.swap_bytes <= 10**6
+    assert "swap 0.00 GB (833 pages)" in str(plan)
+    assert "swap" not in str(plan_memory(EngineConfig(num_pages=10), [TARGET], 100, 10**9))
+
+
 @pytest.mark.parametrize(
     ("config", "free", "message"),
     [
         (EngineConfig(max_model_len=101), 10**9, "at most 100"),
         (EngineConfig(num_pages=10**6), 10**8, "GB are needed"),
         (EngineConfig(), 1_000_100, "no page"),
+        (EngineConfig(num_pages=10, swap_gb=1e-9), 10**8, "swap_gb"),
+        (EngineConfig(num_pages=10, swap_gb=1.0), 10**9, "1.00 GB are needed"),
     ],
 )
 def test_what_does_not_fit_is_refused_with_the_numbers(config: EngineConfig, free: int, message: str) -> None:

@@ -15,6 +15,7 @@ from specdec.request import Request
 from specdec.scheduler.admission import check_prompt, check_queue
 from specdec.scheduler.cost_model import CostModel
 from specdec.scheduler.cost_table import GRID, CostTable
+from specdec.scheduler.draft_costs import draft_works, fit_draft
 from specdec.scheduler.scheduler import Scheduler
 from specdec.scheduler.simulator.acceptance_law import Fate
 from specdec.scheduler.simulator.costs import DraftCost
@@ -22,7 +23,7 @@ from specdec.scheduler.simulator.profile import Profile
 from specdec.scheduler.simulator.roofline import Load
 from specdec.tree import DraftTree
 
-_WARM_LOGITS, _WARM_KV = 64, 1024  # as specdec.warm_up measures
+_WARM_LOGITS, _WARM_KV, _WARM_CATCH_UP = 64, 1024, 2048  # as specdec.warm_up measures
 _TOKEN = 0  # every generated token: what it is changes nothing
 _CHAINS = [DraftTree.chain([_TOKEN] * length) for length in range(257)]
 _SHAPES = [tree.shape() for tree in _CHAINS]
@@ -91,6 +92,10 @@ class _NoStorage:
 
     def move_slots(self, src: NDArray[np.int64], dst: NDArray[np.int64]) -> None: ...
 
+    def copy_out(self, pages: Sequence[int], places: Sequence[int]) -> None: ...
+
+    def copy_in(self, places: Sequence[int], pages: Sequence[int]) -> None: ...
+
 
 @dataclass
 class Noise:
@@ -107,11 +112,19 @@ class Noise:
         return float(np.exp(self.sigma * self._random.standard_normal())) if self.sigma else 1.0
 
 
-def _warm_up(profile: Profile, max_tokens: int) -> CostTable:
-    """What an engine measures when it starts: forwards of every size on the grid, and of one row with more KV to read."""
-    points = {n: profile.forward.seconds(Load(n, n, n * (n + 1) // 2, min(n, _WARM_LOGITS))) for n in GRID if n <= max_tokens}
+def _warm_up(profile: Profile, config: EngineConfig, draft: DraftCost | None) -> CostTable:
+    """What an engine measures when it starts: forwards of every size on the grid, of one row with more KV to read, and drafts."""
+    sizes = [size for size in GRID if size <= config.max_batch_tokens]
+    points = {n: profile.forward.seconds(Load(n, n, n * (n + 1) // 2, min(n, _WARM_LOGITS))) for n in sizes}
     behind = profile.forward.seconds(Load(1, 1 + _WARM_KV, 1 + _WARM_KV, 1))
-    return CostTable.measured(points, max(0.0, behind - points[1]) / _WARM_KV)
+    drafts = {}
+    if draft is not None and draft.model is not None:
+        most = min(config.max_batch_tokens, _WARM_CATCH_UP)
+        measured = {
+            work: draft.seconds(work.rows, work.depth, work.rows + work.catch_up, work.rows) for work in draft_works(draft.limit, most)
+        }
+        drafts[config.drafter] = fit_draft(measured)
+    return CostTable.measured(points, max(0.0, behind - points[1]) / _WARM_KV, drafts=drafts, deepest=draft.limit if draft else 0)
 
 
 class Replica:
@@ -135,8 +148,8 @@ class Replica:
         self.steps: list[StepRecord] = []
         self.kv = KVManager(config.num_pages or profile.kv_tokens // config.page_size, config.page_size, prefix_cache=config.prefix_cache)
         self.max_length = min(config.max_model_len or self.kv.num_pages * config.page_size, self.kv.num_pages * config.page_size)
-        costs = CostModel(_warm_up(profile, config.max_batch_tokens)) if config.warm_up_s > 0 else None
-        self.scheduler = Scheduler(config, self.kv, draft_limit, lambda _: None, lambda: self.now_s, costs)
+        costs = CostModel(_warm_up(profile, config, draft)) if config.warm_up_s > 0 else None
+        self.scheduler = Scheduler(config, self.kv, draft_limit, lambda _: None, lambda: self.now_s, costs, self._catch_up)
         self._profile = profile
         self._draft = draft
         self._noise = noise
@@ -180,6 +193,9 @@ class Replica:
         self.scheduler.finish(plan, trees, outcomes, cost)
         self._record(plan, lengths, outcomes, cost)
         return self._deliver(plan, outcomes)
+
+    def _catch_up(self, _drafter: str, request: Request) -> int | None:
+        return None if self._storage is None else len(request.tokens) - self.kv.cached(request.id, self._storage)
 
     def _draft_seconds(self, plan: BatchPlan) -> dict[str, float]:
         """Seconds of proposing, and the drafter's own KV brought up to the committed tokens."""

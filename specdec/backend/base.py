@@ -148,6 +148,19 @@ class Backend(Protocol):
         """
         ...
 
+    def copy_out(self, pool: Tensor, pages: Sequence[int], host: Tensor, places: Sequence[int]) -> None:
+        """Copies pages of a KV pool to host memory, pages[i] to places[i]; returns when they are there.
+
+        Args:
+            pool: [2, layers, pages, page_size, kv_heads, head_dim], on the device.
+            host: [places, 2, layers, page_size, kv_heads, head_dim], on the host, same dtype.
+        """
+        ...
+
+    def copy_in(self, host: Tensor, places: Sequence[int], pool: Tensor, pages: Sequence[int]) -> None:
+        """The way back, places[i] to pages[i]; whatever runs on the device next finds them there."""
+        ...
+
     def clock(self) -> float:
         """Seconds of a monotonic clock, after all work queued so far is done."""
         ...

@@ -43,6 +43,14 @@ class CPUBackend:
     def walk(self, logits: Tensor, trees: TreeBatch) -> Walked:
         return step_ops.walk(logits, trees)
 
+    def copy_out(self, pool: Tensor, pages: Sequence[int], host: Tensor, places: Sequence[int]) -> None:
+        for page, place in zip(pages, places, strict=True):
+            host[place].copy_(pool[:, :, page])
+
+    def copy_in(self, host: Tensor, places: Sequence[int], pool: Tensor, pages: Sequence[int]) -> None:
+        for place, page in zip(places, pages, strict=True):
+            pool[:, :, page].copy_(host[place])
+
     def clock(self) -> float:
         return time.perf_counter()
 

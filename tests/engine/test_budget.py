@@ -125,20 +125,28 @@ def test_max_draft_caps_a_request(make_llm: MakeLLM, reference: Reference) -> No
     assert all(0 < out.stats.drafted <= 2 * out.stats.verifies for out in few)
 
 
+@pytest.mark.parametrize("swap", [False, True])
 @pytest.mark.parametrize("drafter", ["off", "self", "ngram"])
-def test_preemption_at_every_step_changes_nothing(make_llm: MakeLLM, reference: Reference, tiny: Path, drafter: str) -> None:
+def test_preemption_at_every_step_changes_nothing(
+    make_llm: MakeLLM, reference: Reference, tiny: Path, monkeypatch: pytest.MonkeyPatch, drafter: str, swap: bool
+) -> None:
     """K13, K12, K1: whoever is last gives up its KV just before step k, for every k of the run."""
+    monkeypatch.setattr("specdec.scheduler.scheduler.swap_pays", lambda *_: swap)
     prompts = [tiny_prompt(length, seed=length) for length in (9, 20, 33)]
     params = replace(GREEDY, max_tokens=24)
     expected = [out.token_ids for out in reference.outputs(prompts, params)]
     spec = f"model:{tiny}(depth=3)" if drafter == "self" else drafter
-    llm = make_llm(spec, num_pages=64, prefill_chunk=12, prefix_cache=False)
+    llm = make_llm(spec, num_pages=64, prefill_chunk=12, prefix_cache=False, swap_gb=0.001)
     engine, k = llm.engine, 0
+    assert engine.kv.swap is not None
     while _run_with_preemption(llm, prompts, params, k, expected, acceptance_is_one=drafter == "self"):
         assert engine.kv.num_free == 64
+        assert engine.kv.swap.num_free == engine.kv.swap.num_places
         engine.kv.check()
         k += 1
     assert k > 8, "every step of a run was disturbed"
+    assert engine.kv.swap.pages_out == engine.kv.swap.pages_in
+    assert (engine.kv.swap.pages_in > 0) == swap
 
 
 def _run_with_preemption(

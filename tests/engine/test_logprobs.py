@@ -141,9 +141,13 @@ def test_choices_share_one_scoring_of_their_prompt(make_llm: MakeLLM, teacher: T
     ]
 
 
-def test_preemption_in_the_middle_of_a_prompt_scores_nothing_twice(make_llm: MakeLLM, teacher: Teacher) -> None:
+@pytest.mark.parametrize("swap", [False, True])
+def test_preemption_in_the_middle_of_a_prompt_scores_nothing_twice(
+    make_llm: MakeLLM, teacher: Teacher, monkeypatch: pytest.MonkeyPatch, swap: bool
+) -> None:
+    monkeypatch.setattr("specdec.scheduler.scheduler.swap_pays", lambda *_: True)
     prompts = [tiny_prompt(14, seed) for seed in range(6)]
-    llm = make_llm(num_pages=11, page_size=4, prefill_chunk=3, max_num_seqs=6)
+    llm = make_llm(num_pages=11, page_size=4, prefill_chunk=3, max_num_seqs=6, swap_gb=0.001 * swap)
     outputs = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=20, logprobs=0, prompt_logprobs=1))
     assert llm.engine.scheduler.preemptions > 0
     for prompt, output in zip(prompts, outputs, strict=True):

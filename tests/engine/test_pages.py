@@ -13,13 +13,20 @@ from specdec.request import SamplingParams
 from specdec.testing import TINY_VOCAB_SIZE, Oracle, RandomTree, tiny_prompt
 from tests.engine.conftest import GREEDY, MakeLLM, Reference
 
+PAGE_GB = 2 * 2 * 4 * 2 * 16 * 4 / 1e9
+"""A page of F-TINY: keys and values of 2 layers, 4 tokens, 2 heads of 16 floats."""
 
-@pytest.mark.parametrize("name", ["off", "ngram", "self", "random trees"])
-def test_three_hundred_random_requests_leave_no_page_behind(make_llm: MakeLLM, reference: Reference, tiny: Path, name: str) -> None:
+
+@pytest.mark.parametrize(("name", "swap_pages"), [("off", 0), ("ngram", 0), ("self", 0), ("random trees", 0), ("ngram", 7), ("self", 40)])
+def test_three_hundred_random_requests_leave_no_page_behind(
+    make_llm: MakeLLM, reference: Reference, tiny: Path, monkeypatch: pytest.MonkeyPatch, name: str, swap_pages: int
+) -> None:
     """40 pages of 4; prompts of page-multiple and off-by-one lengths; every finished output equals the reference."""
     rng = random.Random(name)
+    monkeypatch.setattr("specdec.scheduler.scheduler.swap_pays", lambda *_: True)
+    swap_gb = swap_pages * PAGE_GB * (2 if name == "self" else 1) * 1.001  # twice: the drafter keeps its own
     drafter = {"self": f"model:{tiny}(depth=5)", "random trees": RandomTree(TINY_VOCAB_SIZE, 6)}.get(name, name)
-    llm = make_llm(drafter, num_pages=40, page_size=4, max_num_seqs=8, max_batch_tokens=24)
+    llm = make_llm(drafter, num_pages=40, page_size=4, max_num_seqs=8, max_batch_tokens=24, swap_gb=swap_gb)
     engine = llm.engine
     waiting = []
     for index in range(300):
@@ -59,6 +66,9 @@ def test_three_hundred_random_requests_leave_no_page_behind(make_llm: MakeLLM, r
     assert list(reasons.values()).count("abort") > 10
     engine.reset_prefix_cache()
     assert engine.kv.num_free == 40
+    if engine.kv.swap is not None:
+        assert engine.kv.swap.pages_out >= engine.kv.swap.pages_in > 0
+        assert engine.kv.swap.num_free == engine.kv.swap.num_places == swap_pages
 
 
 def test_preemption_changes_neither_ids_nor_the_acceptance_of_a_self_draft(make_llm: MakeLLM, reference: Reference, tiny: Path) -> None:
@@ -92,6 +102,31 @@ def test_a_request_can_be_aborted_at_any_step_without_a_neighbour_noticing(make_
     ids = [token for event in events if event.request_id == kept for token in event.token_ids]
     assert ids == reference.ids(other)
     assert llm.engine.kv.num_available == llm.engine.kv.num_pages
+
+
+@pytest.mark.parametrize("end", ["abort", "close"])
+def test_a_request_that_ends_while_it_is_swapped_out_leaves_nothing_on_the_host(
+    make_llm: MakeLLM, reference: Reference, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    monkeypatch.setattr("specdec.scheduler.scheduler.swap_pays", lambda *_: True)
+    engine = make_llm(num_pages=20, prefix_cache=False, swap_gb=0.001).engine
+    (kept,), (gone,) = (engine.add(tiny_prompt(30, seed=seed), GREEDY) for seed in range(2))
+    ids: list[int] = []
+    swap = engine.kv.swap
+    assert swap is not None
+    while swap.pages_out == 0:
+        ids += [token for event in engine.step() if event.request_id == kept for token in event.token_ids]
+    assert swap.num_free < swap.num_places
+    assert engine.status()["kv"]["swap"]["pages_out"] > 0
+    if end == "close":
+        engine.close()
+    else:
+        engine.abort(gone)
+        while engine.has_work:
+            ids += [token for event in engine.step() if event.request_id == kept for token in event.token_ids]
+        assert ids == reference.ids(tiny_prompt(30, seed=0))
+    assert swap.num_free == swap.num_places
+    assert engine.kv.num_free == 20
 
 
 def test_a_stream_that_is_closed_early_leaves_nothing_behind(make_llm: MakeLLM) -> None:

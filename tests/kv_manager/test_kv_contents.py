@@ -6,6 +6,7 @@ including it, so that a page shared, moved, copied or overwritten wrongly is see
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Sequence
 
@@ -21,6 +22,8 @@ from specdec.request import Request, SamplingParams
 
 DRAFT = "draft"
 JUNK = -7
+PLACES = 9
+"""On the host: fewer than one request may want."""
 
 
 def kv_of(before: int, token: int) -> int:
@@ -41,6 +44,14 @@ class FakeStorage:
     def __init__(self, num_pages: int, page_size: int) -> None:
         self.page_size = page_size
         self.slots = np.full(num_pages * page_size, -1, dtype=np.int64)
+        self.host = np.full((PLACES, page_size), -2, dtype=np.int64)
+
+    def copy_out(self, pages, places) -> None:
+        self.host[list(places)] = self.slots.reshape(-1, self.page_size)[list(pages)]
+
+    def copy_in(self, places, pages) -> None:
+        self.slots.reshape(-1, self.page_size)[list(pages)] = self.host[list(places)]
+        self.host[list(places)] = -3  # whoever fetched it has it alone
 
     def copy_pages(self, src, dst) -> None:
         pages = self.slots.reshape(-1, self.page_size)
@@ -59,11 +70,13 @@ def random_tree(rng: random.Random, limit: int) -> list[int]:
 class World:
     """An engine without a model: reserve, a fake drafter, a fake forward, commit, and the comparison with the truth."""
 
-    def __init__(self, num_pages: int, page_size: int, prefix_cache: bool = True) -> None:
+    def __init__(self, num_pages: int, page_size: int, prefix_cache: bool = True, swap: bool = False) -> None:
         self.kv = KVManager(num_pages, page_size, prefix_cache=prefix_cache)
         self.target, self.draft = FakeStorage(num_pages, page_size), FakeStorage(num_pages, page_size)
         self.kv.register("target", self.target)
         self.kv.register(DRAFT, self.draft)
+        if swap:
+            self.kv.enable_swap(PLACES, itertools.count().__next__)
         self.live: dict[str, Request] = {}
         self.waiting: list[Request] = []
         self.contents: dict[tuple[bytes, str], tuple[int, ...]] = {}
@@ -201,7 +214,8 @@ class World:
 
     def admit_one(self, rng: random.Random) -> None:
         if self.waiting and rng.random() < 0.7:
-            self.admit(self.waiting.pop(0))
+            if self.kv.pages_needed(self.waiting[0], len(self.waiting[0].tokens)) <= self.kv.num_available:
+                self.admit(self.waiting.pop(0))
         elif len(self.live) < 6:
             request = self.request(self.random_prompt(rng))
             hit = self.kv.lookup(request.tokens)
@@ -227,11 +241,19 @@ class World:
     def preempt(self, rng: random.Random) -> None:
         if self.live:
             request = rng.choice(list(self.live.values()))
-            self.release(request)
+            offer = self.kv.swap_offer(request)
+            if offer is not None and rng.random() < 0.8:
+                assert 0 < offer.tokens <= self.kv.cached(request.id) or self.kv.cached(request.id) == 0
+                del self.live[request.id]
+                self.kv.swap_out(request)
+            else:
+                self.release(request)
             self.waiting.append(request)
 
     def abort(self, rng: random.Random) -> None:
-        if self.live:
+        if self.waiting and rng.random() < 0.3:
+            self.kv.release(self.waiting.pop(rng.randrange(len(self.waiting))))
+        elif self.live:
             self.release(rng.choice(list(self.live.values())))
 
     def reset(self) -> None:
@@ -242,16 +264,24 @@ class World:
         """With nobody running, every page is free or evictable."""
         for request in list(self.live.values()):
             self.release(request)
+        for request in self.waiting:
+            self.kv.release(request)
         self.kv.check()
         assert self.kv.num_available == self.kv.num_pages
+        assert self.kv.swap is None or self.kv.swap.num_free == PLACES
 
 
 class Machine(RuleBasedStateMachine):
     """Random requests on a tiny pool; books and contents are compared after every rule."""
 
-    @initialize(page_size=st.sampled_from([1, 4, 16]), scale=st.integers(2, 12), prefix_cache=st.sampled_from([True, True, False]))
-    def make(self, page_size: int, scale: int, prefix_cache: bool) -> None:
-        self.world = World(scale * 16 // page_size, page_size, prefix_cache)
+    @initialize(
+        page_size=st.sampled_from([1, 4, 16]),
+        scale=st.integers(2, 12),
+        prefix_cache=st.sampled_from([True, True, False]),
+        swap=st.booleans(),
+    )
+    def make(self, page_size: int, scale: int, prefix_cache: bool, swap: bool) -> None:
+        self.world = World(scale * 16 // page_size, page_size, prefix_cache, swap)
 
     @rule(seed=st.integers(0, 2**32))
     def admit(self, seed: int) -> None:
@@ -301,13 +331,14 @@ TestMachine = Machine.TestCase
 TestMachine.settings = settings(max_examples=30, stateful_step_count=30, deadline=None)
 
 
+@pytest.mark.parametrize("swap", [False, True])
 @pytest.mark.parametrize(
     ("page_size", "num_pages", "prefix_cache"), [(1, 120, True), (4, 24, True), (4, 60, True), (16, 9, True), (4, 40, False)]
 )
-def test_contents_over_a_long_run(page_size, num_pages, prefix_cache):
+def test_contents_over_a_long_run(page_size, num_pages, prefix_cache, swap):
     """Longer and busier than hypothesis gets; the counters say that what should be exercised was."""
     rng = random.Random(page_size * 1000 + num_pages)
-    world = World(num_pages, page_size, prefix_cache)
+    world = World(num_pages, page_size, prefix_cache, swap)
     for _ in range(1000):
         action = rng.random()
         if action < 0.25:
@@ -330,6 +361,8 @@ def test_contents_over_a_long_run(page_size, num_pages, prefix_cache):
     assert stats.queries > stats.hits > 200
     assert page_size == 1 or stats.copies > 10
     assert (stats.evictions > 20) == prefix_cache
+    if swap:
+        assert world.kv.swap.pages_out > world.kv.swap.pages_in > 3
 
 
 def run_store(right_drafts: bool, limit: int, page_size: int) -> tuple[frozenset[bytes], int, int]:
