@@ -72,12 +72,12 @@ def time_steps(requests: int, steps: int) -> dict[str, float]:
 def time_trim(requests: int, nodes: int, repeats: int) -> float:
     """Median seconds of the budget's decision over `requests` drafts of `nodes` nodes."""
     config = EngineConfig(max_num_seqs=requests, max_batch_tokens=requests * (nodes + 1))
-    scheduler = Scheduler(config, KVManager(8, 16), lambda _spec: nodes, lambda _id: None, lambda: 0.0)
     random = np.random.default_rng(0)
     rows = tuple(Row(Request(f"r{i}", [0] * 20, 10, SamplingParams(), 0, 999), 19, 1, nodes, nodes, "ngram") for i in range(requests))
     shapes = [DraftTree.chain(range(nodes), random.random(nodes, dtype=np.float32)).shape() for _ in rows]
     timed = Timed()
     for _ in range(repeats):
+        scheduler = Scheduler(config, KVManager(8, 16), lambda _spec: nodes, lambda _id: None, lambda: 0.0)
         timed.call("trim", scheduler.trim, BatchPlan(rows), shapes)
     return statistics.median(timed.seconds["trim"])
 

@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from specdec.drafter_spec import DrafterSpec, parse_drafter_spec
-from specdec.drafters.base import DrafterContext, DraftOutcome, DraftRow
+from specdec.drafters.base import DrafterContext, DraftKV, DraftOutcome, DraftRow
 from specdec.drafters.lane import Lane
 from specdec.drafters.merge import merge_trees, shared_nodes
 from specdec.drafters.registry import LIGHT, check_part, create_drafter, is_registered
@@ -51,6 +51,7 @@ class DrafterRouter:
         self._context = context
         self._wants_q = wants_q
         self._lanes: dict[str, Lane] = {}
+        self._kv: dict[str, list[DraftKV]] = {}  # lane -> what it keeps
         self._specs: dict[str, tuple[Lane, ...]] = {}
         self._proposed: dict[tuple[str, str], DraftTree] = {}  # (lane, request) -> its own part of a merged tree
         self.draft_s: dict[str, float] = {}
@@ -98,6 +99,15 @@ class DrafterRouter:
             self._lanes_of(spec)
         except (ConfigError, DrafterError) as error:
             raise RequestError(str(error), param="drafter") from error
+
+    def keeps_kv(self, part: str) -> bool:
+        """Whether a live drafter has KV of its own, as models and heads do."""
+        return bool(self._kv.get(part))
+
+    def catch_up(self, part: str, request: Request) -> int | None:
+        """Committed tokens of a running request that a drafter has not read; None for one that keeps no KV."""
+        kept = self._kv.get(part)
+        return len(request.tokens) - min([kv.cached(request.id) for kv in kept]) if kept else None
 
     def propose(self, plan: BatchPlan) -> list[DraftTree]:
         """One tree per row of the plan, empty where the row drafts nothing. Each drafter is called once."""
@@ -174,10 +184,17 @@ class DrafterRouter:
     def _lane(self, part: DrafterSpec, keep: frozenset[str]) -> Lane:
         name = str(part)
         if name not in self._lanes:
-            drafter = create_drafter(part, replace(self._context, sample=self._context.sample.named(name)))
+            kept: list[DraftKV] = []
+
+            def create_kv(*args: Any) -> DraftKV:  # passes on what the context's takes
+                kept.append(self._context.create_kv(*args))
+                return kept[-1]
+
+            drafter = create_drafter(part, replace(self._context, sample=self._context.sample.named(name), create_kv=create_kv))
             _check_layers(name, drafter.needs, self._context)
             self._drop_idle(keep)
             self._lanes[name] = Lane(name, drafter, self._context.vocab_size, self._context.config.draft_timeout_s)
+            self._kv[name] = kept
         return self._lanes[name]
 
     def _drop_idle(self, keep: frozenset[str]) -> None:

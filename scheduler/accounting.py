@@ -16,31 +16,38 @@ def account(
     cost: StepCost,
     *,
     kv_weight: float = 0.0,
-    token_off_s: float = 0.0,
+    plain: StepCost | None = None,
 ) -> None:
     """Adds this step to the stats of its requests. The shares add up to the step.
 
     Forward seconds are shared by token rows and KV read, draft seconds by nodes among the rows of a drafter (equally where it
-    proposed none), the rest equally.
+    proposed none), the rest equally. What decoding takes with and without drafts is told apart otherwise: nodes are charged what they
+    add to the step, so that prompt tokens in it are no reason for them to look cheap or dear.
 
     Args:
         kv_weight: what reading the KV of one token costs, in token rows forwarded.
-        token_off_s: what a decoding row is predicted to take for one token without drafts.
+        plain: what the step would have taken without drafts; shared alike, it tells what a token of a decoding row would have. None
+            where nothing was drafted.
     """
-    weights = [row.pending + len(tree) + kv_weight * (row.cached + row.pending) for row, tree in zip(plan.rows, trees, strict=True)]
-    total = sum(weights)
+    plain = cost if plain is None else plain
+    plain_weights = [row.pending + kv_weight * (row.cached + row.pending) for row in plan.rows]
+    weights = [weight + len(tree) for weight, tree in zip(plain_weights, trees, strict=True)]
+    total, plain_total = sum(weights), sum(plain_weights)
     drafting = _draft_shares(plan, trees, cost)
     even_s = (cost.sample_s + cost.commit_s + cost.host_s) / len(plan.rows)
-    for row, tree, outcome, weight, drafts in zip(plan.rows, trees, outcomes, weights, drafting, strict=True):
+    plain_even_s = (plain.sample_s + plain.commit_s + plain.host_s) / len(plan.rows)
+    node_s = (cost.verify_s - plain.verify_s + (even_s - plain_even_s) * len(plan.rows)) / max(1, sum([len(tree) for tree in trees]))
+    for row, tree, outcome, weight, plain_weight, drafts in zip(plan.rows, trees, outcomes, weights, plain_weights, drafting, strict=True):
         stats = row.request.stats
         share = cost.verify_s * weight / total
         if row.decodes:
+            token_off_s = plain.verify_s * plain_weight / plain_total + plain_even_s
             stats.verify_s += share
             stats.verifies += 1
             stats.drafted += len(tree)
             stats.accepted += len(outcome.path)
             stats.emitted += len(outcome.emitted)
-            stats.decode_s += share + even_s + sum(drafts.values())
+            stats.decode_s += token_off_s + node_s * len(tree) + sum(drafts.values())
             stats.off_s += token_off_s * len(outcome.emitted)
         else:
             stats.prefill_s += share

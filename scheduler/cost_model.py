@@ -1,17 +1,20 @@
 """What a step costs, by what is in it: predicted before it runs, corrected by what it took. No torch, no clock.
 
 verify   a table over token rows x corrections learned per size, + seconds per KV token read
-draft    per drafter, linear in rows, steps and rows x steps
+draft    per drafter, linear in rows, steps, rows x steps and tokens to catch up with
 sample   linear in logit rows;   commit, host   linear in requests
+
+All of it is plain numbers: a step asks for a few sizes, and arrays that small cost more to call than to compute.
 """
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from statistics import median
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,17 +24,31 @@ from specdec.scheduler.cost_table import CostTable
 from specdec.scheduler.linear_cost import LinearCost, correction
 from specdec.scheduler.options import parts_of
 
-_DENSE = 1024  # token rows up to which the curve is kept row by row, so that the budget only has to index it
 _REACH = 6.0  # a size corrects its neighbours too, less and less up to 64 times as large or small: prompts say little of decoding
 _RING = 1024
+_ALL_STEPS = 64  # that the small costs are learned from; later every so many are enough, and cost the host less
+_SMALL_EVERY = 4
+_CATCH_UP_SHARE = 0.1  # of the target's own seconds per prompt token: what a drafter is taken to need before it is measured
 
 
 @dataclass(frozen=True)
 class DraftWork:
-    """What one drafter does in a step: for so many rows, so many levels deep."""
+    """What one drafter does in a step.
+
+    Attributes:
+        rows: rows that it drafts for.
+        depth: levels of the deepest draft.
+        catch_up: committed tokens that it reads first, over all rows, beyond the newest one of each.
+    """
 
     rows: int
     depth: int
+    catch_up: int = 0
+
+    @property
+    def features(self) -> tuple[int, int, int, int, int]:
+        """What its seconds are linear in: 1, rows, levels, rows x levels, tokens to catch up with."""
+        return (1, self.rows, self.depth, self.rows * self.depth, self.catch_up)
 
 
 @dataclass(frozen=True)
@@ -55,17 +72,20 @@ class StepWork:
     @classmethod
     def of(cls, plan: BatchPlan, num_nodes: Sequence[int]) -> StepWork:
         """The work of a plan whose rows verify `num_nodes` nodes each."""
-        drafts: dict[str, tuple[int, int]] = {}
+        drafts: dict[str, tuple[int, int, int]] = {}
         nodes, pending, cached, logits = sum(num_nodes), 0, 0, 0
         for row, count in zip(plan.rows, num_nodes, strict=True):
             pending += row.pending
             cached += row.cached
-            logits += row.num_logits(count)
+            # most rows want no scores of their prompt: said without two calls per row
+            plain = row.request.params.prompt_logprobs is None
+            logits += (count + 1 if row.cached + row.pending == row.length else 0) if plain else row.num_logits(count)
             if row.draft_limit:
                 depth = min(row.draft_limit, row.depth_limit)
-                for name in parts_of(row.drafter):
-                    rows, deepest = drafts.get(name, (0, 0))
-                    drafts[name] = (rows + 1, max(deepest, depth))
+                for place, name in enumerate(parts_of(row.drafter)):
+                    rows, deepest, unread = drafts.get(name, (0, 0, 0))
+                    unread += max(0, row.catch_up[place] - 1) if row.catch_up else 0
+                    drafts[name] = (rows + 1, max(deepest, depth), unread)
         works = {name: DraftWork(*work) for name, work in drafts.items()}
         return cls(pending + nodes, cached + pending + nodes, logits, len(plan.rows), works)
 
@@ -78,7 +98,7 @@ class CostModel:
     """Predicts and learns the seconds of steps.
 
     Args:
-        table: what verifying costs to begin with.
+        table: what verifying and drafting cost to begin with.
 
     Attributes:
         history: (predicted, observed) seconds of the last steps, the oldest first.
@@ -91,49 +111,60 @@ class CostModel:
         """Starts over from a table."""
         self.table = table
         self.history: deque[tuple[StepCost, StepCost]] = deque(maxlen=_RING)
-        self._grid = np.array(self.table.tokens, dtype=np.float64)
-        self._log_grid = np.log2(self._grid)
-        self._seconds = np.array(self.table.seconds, dtype=np.float64)
-        self._correction = np.zeros(len(self._grid))  # log of observed / table
-        self._seen = np.full(len(self._grid), float(self.table.weight))
-        self._kv_token_s = self.table.kv_token_s
-        self._drafts: dict[str, LinearCost] = {}
-        self._deepest: dict[str, int] = {}
-        first = self.table.seconds[0]
+        self._num_steps = 0
+        self._grid = list(table.tokens)
+        self._log_grid = [math.log2(size) for size in self._grid]
+        self._seconds = list(table.seconds)  # as corrected
+        self._seen = [float(table.weight)] * len(self._grid)
+        self._kv_token_s = table.kv_token_s
+        self._drafts: dict[str, LinearCost] = {name: LinearCost(own, measured=True) for name, own in table.drafts.items()}
+        self._deepest: dict[str, int] = dict.fromkeys(table.drafts, table.deepest)
+        first = table.seconds[0]
         self._sample = LinearCost((0.01 * first, 0.001 * first))
         self._commit = LinearCost((0.002 * first, 0.0005 * first))
         self._host = LinearCost((0.01 * first, 0.001 * first))
-        self._rebuild()
 
     # Predicting
 
-    def verify_s(self, tokens: NDArray[np.integer[Any]], kv_tokens: float = 0.0) -> NDArray[np.float64]:
-        """Seconds of forwards of so many token rows (int [n], each at least 1) that read `kv_tokens` of KV; ascending in both."""
-        over = np.maximum(tokens - _DENSE, 0)
-        seconds: NDArray[np.float64] = self._curve[tokens - over] + self._slope * over + self._kv_token_s * kv_tokens
+    def verify_s(self, tokens: NDArray[np.float64] | NDArray[np.int64], kv_tokens: float = 0.0) -> NDArray[np.float64]:
+        """Seconds of forwards of so many token rows ([n], at least 1 each, maybe broken) that read `kv_tokens` of KV; ascending in both."""
+        seconds: NDArray[np.float64] = np.interp(tokens, self._grid, self._seconds)
+        seconds += self._slope * np.maximum(tokens - self._grid[-1], 0) + self._kv_token_s * kv_tokens
         return seconds
 
-    def verify_one_s(self, tokens: int, kv_tokens: float = 0.0) -> float:
-        """The same for one size."""
-        over = max(tokens - _DENSE, 0)
-        return float(self._curve[tokens - over]) + self._slope * over + self._kv_token_s * kv_tokens
+    def verify_one_s(self, tokens: float, kv_tokens: float = 0.0) -> float:
+        """The same for one size, which need not be whole."""
+        grid, seconds = self._grid, self._seconds
+        place = bisect_left(grid, tokens)
+        if place == len(grid):
+            own_s = seconds[-1] + self._slope * (tokens - grid[-1])
+        elif grid[place] == tokens:
+            own_s = seconds[place]
+        else:
+            left, left_s = grid[place - 1], seconds[place - 1]
+            own_s = left_s + (seconds[place] - left_s) * ((tokens - left) / (grid[place] - left))
+        return own_s + self._kv_token_s * kv_tokens
 
-    def draft_s(self, name: str, rows: int, depth: int) -> float:
-        """Seconds of a drafter's call for so many rows, so many levels deep."""
-        return self._draft(name).predict((1, rows, depth, rows * depth)) if rows else 0.0
+    def draft_s(self, name: str, rows: int, depth: int, catch_up: int = 0) -> float:
+        """Seconds of a drafter's call for so many rows, so many levels deep, with so many tokens to catch up with."""
+        return self._draft(name).predict(DraftWork(rows, depth, catch_up).features) if rows else 0.0
+
+    def catch_up_token_s(self, name: str) -> float:
+        """Seconds per committed token that a drafter has to catch up with."""
+        return self._draft(name).coefficients[4]
 
     def deepest_draft(self, name: str) -> int:
         """The most levels that the drafter was called for so far; 0 for one that never was."""
         return self._deepest.get(name, 0)
 
-    def draft_coefficients(self, name: str) -> tuple[float, ...]:
-        """Seconds of a call per 1, row, level and row x level."""
-        return tuple(self._draft(name).coefficients)
+    def draft_coefficients(self, name: str) -> Sequence[float]:
+        """Seconds of a call per 1, row, level, row x level and token to catch up with."""
+        return self._draft(name).coefficients
 
     def predict(self, work: StepWork) -> StepCost:
         """Seconds of a step, by kind."""
         return StepCost(
-            draft_s={name: self.draft_s(name, draft.rows, draft.depth) for name, draft in work.drafts.items()},
+            draft_s={name: self._draft(name).predict(draft.features) for name, draft in work.drafts.items()} if work.drafts else _NOTHING,
             verify_s=self.verify_one_s(work.tokens, work.kv_tokens),
             sample_s=self._sample.predict((1, work.logit_rows)),
             commit_s=self._commit.predict((1, work.requests)),
@@ -152,57 +183,64 @@ class CostModel:
 
     # Learning
 
-    def observe(self, work: StepWork, cost: StepCost, catching_up: Collection[str] = ()) -> None:
+    def observe(self, work: StepWork, cost: StepCost, predicted: StepCost | None = None) -> None:
         """Learns from what a step took.
 
         Args:
-            catching_up: drafters that had more to do than to draft; only what is known of nothing else is learned from them.
+            predicted: what `predict` says of the work, where it was asked before.
         """
-        self.history.append((self.predict(work), cost))
+        self.history.append((predicted or self.predict(work), cost))
+        self._num_steps += 1
         if cost.verify_s > 0:
             self._observe_verify(work, cost.verify_s)
         for name, draft in work.drafts.items():
-            if name in cost.draft_s and (name not in catching_up or self._draft(name).num_seen < 2):
+            if name in cost.draft_s:
                 self._deepest[name] = max(self._deepest.get(name, 0), draft.depth)
-                self._draft(name).observe((1, draft.rows, draft.depth, draft.rows * draft.depth), cost.draft_s[name])
-        self._sample.observe((1, work.logit_rows), cost.sample_s)
-        self._commit.observe((1, work.requests), cost.commit_s)
-        self._host.observe((1, work.requests), cost.host_s)
+                self._draft(name).observe(draft.features, cost.draft_s[name])
+        if self._num_steps <= _ALL_STEPS or self._num_steps % _SMALL_EVERY == 0:
+            self._sample.observe((1, work.logit_rows), cost.sample_s)
+            self._commit.observe((1, work.requests), cost.commit_s)
+            self._host.observe((1, work.requests), cost.host_s)
 
     def median_error(self) -> float | None:
         """Median of |predicted / observed - 1| over the last steps; None before the first."""
         errors = [abs(predicted.total_s / cost.total_s - 1) for predicted, cost in self.history if cost.total_s > 0]
-        return float(np.median(errors)) if errors else None
+        return float(median(errors)) if errors else None
 
     def _observe_verify(self, work: StepWork, seconds: float) -> None:
         """Moves the corrections of sizes near this one most, and shares the error between rows and KV by their part in it.
 
-        The kernel of the update is positive definite, so that sizes which disagree both come right.
+        The kernel of the update is positive definite, so that sizes which disagree both come right. The curve stays ascending:
+        the sizes on either side give way to the one just seen.
         """
         kv_s = self._kv_token_s * work.kv_tokens
         predicted = self.verify_one_s(work.tokens) + kv_s
         place = math.log2(max(work.tokens, 1))
-        nearness = np.maximum(0.0, 1 - np.abs(self._log_grid - place) / _REACH)
-        seen = int(self._seen[int(nearness.argmax())])
+        nearness = [max(0.0, 1 - abs(own - place) / _REACH) for own in self._log_grid]
+        anchor = max(range(len(nearness)), key=nearness.__getitem__)
+        seen = int(self._seen[anchor])
         moved = correction(math.log(seconds / predicted), seen)
         kv_share = kv_s / predicted
-        # nothing measured yet: the first steps set the scale of all sizes
-        self._correction += moved * (1 - kv_share) * (nearness if seen > 8 else 1.0)
+        is_first = seen <= 8  # nothing measured yet: the first steps set the scale of all sizes
         self._kv_token_s *= math.exp(moved * kv_share)
-        self._seen += np.maximum(nearness, 1.0 if seen <= 8 else 0.0)
-        self._rebuild(int(nearness.argmax()))
+        moved *= 1 - kv_share
+        for index, near in enumerate(nearness):
+            weight = 1.0 if is_first else near
+            if weight:
+                self._seconds[index] *= math.exp(moved * weight)
+                self._seen[index] += weight
+        curve = self._seconds
+        for index in range(anchor + 1, len(curve)):
+            curve[index] = max(curve[index], curve[index - 1])
+        for index in range(anchor - 1, -1, -1):
+            curve[index] = min(curve[index], curve[index + 1])
 
-    def _rebuild(self, anchor: int = 0) -> None:
-        """Makes the curve, ascending: the sizes on either side give way to the one just seen."""
-        seconds = self._seconds * np.exp(self._correction)
-        seconds[anchor:] = np.maximum.accumulate(seconds[anchor:])
-        seconds[: anchor + 1] = np.minimum.accumulate(seconds[anchor::-1])[::-1]
-        self._correction = np.log(seconds / self._seconds)
-        self._slope = 0.0
-        if len(seconds) > 1:
-            self._slope = float((seconds[-1] - seconds[-2]) / (self._grid[-1] - self._grid[-2]))
-        sizes = _SIZES
-        self._curve = np.interp(sizes, self._grid, seconds) + self._slope * np.maximum(sizes - self._grid[-1], 0)
+    @property
+    def _slope(self) -> float:
+        """Seconds per token row beyond the largest size."""
+        if len(self._grid) < 2:
+            return 0.0
+        return (self._seconds[-1] - self._seconds[-2]) / (self._grid[-1] - self._grid[-2])
 
     def _draft(self, name: str) -> LinearCost:
         """A drafter's cost; one that was never called is taken to be cheap, which its first call will tell.
@@ -212,9 +250,9 @@ class CostModel:
         """
         known = self._drafts.get(name)
         if known is None:
-            step = 0.01 * float(self._curve[1])
-            known = self._drafts[name] = LinearCost((step, step / 40, step, step / 40))
+            step = 0.01 * self.verify_one_s(1)
+            known = self._drafts[name] = LinearCost((step, step / 40, step, step / 40, _CATCH_UP_SHARE * self._slope))
         return known
 
 
-_SIZES = np.arange(_DENSE + 1, dtype=np.float64)
+_NOTHING: dict[str, float] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 GRID = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
@@ -21,12 +21,16 @@ class CostTable:
         seconds: of a forward of so many rows that reads next to no KV; ascending.
         kv_token_s: seconds per token of KV read.
         weight: steps that the table is worth when what is observed differs: 0 for a guess.
+        drafts: drafter name -> seconds of a call per 1, row, level, row x level and token to catch up with, where measured.
+        deepest: levels that the drafters were measured for.
     """
 
     tokens: tuple[int, ...]
     seconds: tuple[float, ...]
     kv_token_s: float = 0.0
     weight: int = 0
+    drafts: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    deepest: int = 0
 
     def __post_init__(self) -> None:
         ascending = all(a < b for a, b in itertools.pairwise(self.tokens))
@@ -37,7 +41,14 @@ class CostTable:
             raise ValueError(f"seconds must be positive, got {self.seconds} and {self.kv_token_s} per KV token")
 
     @classmethod
-    def measured(cls, points: Mapping[int, float], kv_token_s: float = 0.0, weight: int = 20) -> CostTable:
+    def measured(
+        cls,
+        points: Mapping[int, float],
+        kv_token_s: float = 0.0,
+        weight: int = 20,
+        drafts: Mapping[str, tuple[float, ...]] | None = None,
+        deepest: int = 0,
+    ) -> CostTable:
         """A table of measurements, made ascending: more rows never take less time.
 
         Half way between the running maximum and the running minimum from the other end, so that one disturbed measurement moves
@@ -47,7 +58,8 @@ class CostTable:
         seconds = [points[size] for size in tokens]
         upper = list(itertools.accumulate(seconds, max))
         lower = list(itertools.accumulate(reversed(seconds), min))[::-1]
-        return cls(tokens, tuple((high + low) / 2 for high, low in zip(upper, lower, strict=True)), kv_token_s, weight)
+        smooth = tuple((high + low) / 2 for high, low in zip(upper, lower, strict=True))
+        return cls(tokens, smooth, kv_token_s, weight, drafts or {}, deepest)
 
     @classmethod
     def roofline(
@@ -79,4 +91,5 @@ class CostTable:
     def from_dict(cls, values: Mapping[str, Any]) -> CostTable:  # JSON values, checked in __post_init__
         """Reads `to_dict`. Raises ValueError, TypeError or KeyError where it is none."""
         tokens, seconds = tuple(map(int, values["tokens"])), tuple(map(float, values["seconds"]))
-        return cls(tokens, seconds, float(values["kv_token_s"]), int(values["weight"]))
+        drafts = {str(name): tuple(map(float, own)) for name, own in values["drafts"].items()}
+        return cls(tokens, seconds, float(values["kv_token_s"]), int(values["weight"]), drafts, int(values["deepest"]))

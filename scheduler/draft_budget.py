@@ -12,28 +12,28 @@ decides anew. What is not expected to pay is probed now and then, see `probing`.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
+from itertools import accumulate
+from operator import mul
 
 import numpy as np
-from numpy.typing import NDArray
 
 from specdec.plan import BatchPlan, Row, RowOutcome, StepCost
 from specdec.scheduler.acceptance import LEVELS, AcceptanceModel
-from specdec.scheduler.ask import Ask, Outlook, choose_depths
+from specdec.scheduler.ask import Ask, Candidate, choose_depths, net_values
 from specdec.scheduler.cost_model import CostModel, StepWork
 from specdec.scheduler.flat_drafts import FlatDrafts
+from specdec.scheduler.node_choice import FEW, choose_nodes, is_chain, within
 from specdec.scheduler.options import options_of, parts_of
+from specdec.scheduler.outlook import Outlook
+from specdec.scheduler.outputs import OutputLengths
 from specdec.scheduler.probing import Probing
+from specdec.scheduler.token_value import TokenValue
 from specdec.tree import DraftShape, DraftTree, Mask
-
-Floats = NDArray[np.float64]
 
 FREE_SHARE = 0.01
 """A drafter that costs less than this share of a step is always asked: what to verify is decided knowing its confidences."""
-_TOKEN_RATE = 0.1
 _FIRST_LEVELS = 2  # of a drafter's first call
-_MOST_RATE = 1 - 1e-6  # chances are kept below 1, so that a child never exceeds its parent by rounding
 
 
 class DraftBudget:
@@ -49,10 +49,12 @@ class DraftBudget:
         self._draft_limit = draft_limit
         self.acceptance = AcceptanceModel()
         self._probing = Probing()
-        self._token_s = math.inf  # what a row takes for a token without drafts, over the last steps
+        self._outputs = OutputLengths()
+        self._token_value = TokenValue()
         self._probes: dict[str, int] = {}  # request -> levels to verify at least, in this step
+        self._decided: set[str] = set()  # requests whose depth was chosen by the rates of the past, in this step
 
-    def ask(self, rows: Sequence[Row], base: StepWork, num_emitting: int, cap_s: float) -> list[Ask | None]:
+    def ask(self, rows: Sequence[Row], base: StepWork, num_emitting: int, cap_s: float, prompt_tokens: int = 0) -> list[Ask | None]:
         """Who drafts in this step, before it is known what the drafters will say.
 
         Args:
@@ -60,9 +62,12 @@ class DraftBudget:
             base: the step without drafts.
             num_emitting: rows of the step that emit a token in any case.
             cap_s: drafting must not make the step longer than this.
+            prompt_tokens: what will join the step after the drafts.
         """
         self._probes = {}
-        outlook = Outlook(self._costs, base, num_emitting, token_s=self._token_s)
+        self._decided = set()
+        token_s = self._token_value.within(cap_s, prompt_tokens > 0)
+        outlook = Outlook(self._costs, base, num_emitting, token_s=token_s, prompt_tokens=prompt_tokens)
         if outlook.full_s > cap_s:
             return [None] * len(rows)
         options = self._options(rows)
@@ -73,72 +78,67 @@ class DraftBudget:
             before = asks[paid[index]]
             if before is None or ask.drafter != before.drafter or ask.depth > before.depth:
                 asks[paid[index]] = ask
-        self._ask_probes(rows, options, outlook, cap_s, asks)
+                self._decided.add(rows[paid[index]].request.id)
+        if None in asks:
+            self._ask_probes(rows, options, outlook, cap_s, asks)
         return asks
 
     def trim(self, plan: BatchPlan, shapes: Sequence[DraftShape], base: StepWork, cap_s: float) -> list[Mask]:
         """Which nodes are verified, per row bool [n], now that the drafts are there.
 
+        A draft without confidences, of a depth that was chosen by the rates of the past, tells nothing new: all of it is verified.
+
         Args:
             base: the step without nodes.
             cap_s: drafts must not make the step longer than this.
         """
-        keep = [np.zeros(len(shape), dtype=np.bool_) for shape in shapes]
+        keep = [_NONE] * len(shapes)
         drafted = [index for index, shape in enumerate(shapes) if len(shape)]
-        rows, own = [plan.rows[index] for index in drafted], [shapes[index] for index in drafted]
-        flat = FlatDrafts.of(own) if drafted else None
-        self._learn_widths(plan, drafted, flat)
-        outlook = Outlook(self._costs, base, sum([row.emits for row in plan.rows]), drafting=True, token_s=self._token_s)
-        self._learn_token_s(outlook.token_s(sum([row.decodes for row in plan.rows])))
-        if flat is None:
+        flat = FlatDrafts.of([shapes[index] for index in drafted]) if sum([len(shape) for shape in shapes]) > FEW else None
+        self._learn_widths(plan, shapes, flat is not None and flat.are_chains)
+        token_s = self._token_value.within(cap_s, any([not row.decodes for row in plan.rows]))
+        outlook = Outlook(self._costs, base, sum([row.emits for row in plan.rows]), drafting=True, token_s=token_s)
+        self._learn_token_s(outlook, sum([row.decodes for row in plan.rows]))
+        if not drafted:
             return keep
-        chances = flat.path_products(self._rates(rows, own, flat))
-        allowed = _within_limits(rows, flat)
-        chances *= allowed
-        ordered = np.sort(chances)[::-1]
-        chosen = _first(chances, ordered, outlook.best_prefix(ordered, cap_s))
-        if self._probes:
-            chosen |= self._forced(rows, flat) & allowed
-        self._probe_unverified(rows, flat, chosen, allowed, outlook, cap_s)
-        for index, mask in zip(drafted, flat.split(chosen), strict=True):
+        rows, own = [plan.rows[index] for index in drafted], [shapes[index] for index in drafted]
+        is_decided = [shape.confidence is None and row.request.id in self._decided for row, shape in zip(rows, own, strict=True)]
+        if all(is_decided) and outlook.full_s + outlook.node_s(sum([len(shape) for shape in own])) <= cap_s:
+            masks = [within(shape, row.draft_limit, row.depth_limit) for row, shape in zip(rows, own, strict=True)]
+        else:
+            masks = choose_nodes(rows, own, flat, self.acceptance, outlook, cap_s)
+            self._keep_probes(rows, own, masks)
+            self._probe_unverified(rows, own, masks, outlook, cap_s)
+        for index, mask in zip(drafted, masks, strict=True):
             keep[index] = mask
         return keep
 
-    def finish(
-        self, plan: BatchPlan, trees: Sequence[DraftTree], outcomes: Sequence[RowOutcome], cost: StepCost, plain: StepCost | None
-    ) -> None:
-        """Learns from a step.
-
-        Args:
-            plain: what the step was predicted to take without drafts; None where no row decodes.
-        """
+    def finish(self, plan: BatchPlan, trees: Sequence[DraftTree], outcomes: Sequence[RowOutcome], cost: StepCost) -> None:
+        """Learns from a step."""
         self.acceptance.verify(plan.rows, trees, outcomes)
         self._probing.tick(cost.total_s)
-        decoding = sum([row.decodes for row in plan.rows])
-        if plain is None or decoding == 0:
-            return
-        token_s = plain.total_s / decoding
-        node_s = self._node_s(plan, trees)
-        for option, indices in _by_drafter(plan.rows).items():
-            spent_s = sum([cost.draft_s.get(part, 0.0) for part in parts_of(option)]) / len(indices)
+        for row, outcome in zip(plan.rows, outcomes, strict=True):
+            if outcome.finish_reason is not None:
+                self._outputs.end(row.request.num_output)
+        groups = _by_drafter(plan.rows)
+        node_s = self._node_s(plan, trees) if groups else 0.0
+        for option, indices in groups.items():
+            catch_up_s = [self._catch_up_s(plan.rows[index]) for index in indices]
+            total_s = sum([cost.draft_s.get(part, 0.0) for part in parts_of(option)])
+            spent_s = max(0.0, total_s - sum(catch_up_s)) / len(indices)
             gains = {}
             for index in indices:
-                gains[plan.rows[index].request.id] = len(outcomes[index].path) * token_s - spent_s - node_s * len(trees[index])
+                gains[plan.rows[index].request.id] = (
+                    len(outcomes[index].path) * self._token_value.seconds - spent_s - node_s * len(trees[index])
+                )
             probed = {name: gain for name, gain in gains.items() if name in self._probes}
             if probed:
-                self._probing.probed(option, probed)
+                own_s = [own for own, index in zip(catch_up_s, indices, strict=True) if plan.rows[index].request.id in probed]
+                self._probing.probed(option, probed, min(sum(own_s), total_s))
             regular = [name for name in gains if name not in probed]
             if regular:
-                self._probing.drafted(option, regular, max(0.0, -sum(gains[name] for name in regular)))
+                self._probing.drafted(option, regular, max(0.0, -sum([gains[name] for name in regular])))
         self._probes = {}
-
-    def catching_up(self, plan: BatchPlan) -> set[str]:
-        """Drafters of the step with requests that they did not draft in the last one: their seconds say little of their use."""
-        names: set[str] = set()
-        for option, indices in _by_drafter(plan.rows).items():
-            if not self._probing.is_in_use(option, [plan.rows[index].request.id for index in indices]):
-                names.update(parts_of(option))
-        return names
 
     def forget(self, request_id: str) -> None:
         """The request has ended."""
@@ -149,12 +149,32 @@ class DraftBudget:
 
     def _options(self, rows: Sequence[Row]) -> dict[str, list[str]]:
         """Spec -> the ways to draft under it that are in working order."""
-        specs = dict.fromkeys(row.request.drafter for row in rows)
+        specs = dict.fromkeys([row.request.drafter for row in rows])
         return {spec: [option for option in options_of(spec) if self._draft_limit(option)] for spec in specs}
 
     def _is_known(self, option: str) -> bool:
         """Whether it was ever called: what it costs is not known before, so that it begins with a probe."""
-        return all(self._costs.deepest_draft(part) for part in parts_of(option))
+        return all([self._costs.deepest_draft(part) for part in parts_of(option)])
+
+    def _catch_up_s(self, row: Row, option: str | None = None) -> float:
+        """Seconds that a drafter, or that of the row, needs to catch up with a row."""
+        return sum(
+            [
+                self._costs.catch_up_token_s(part) * max(0, tokens - 1)
+                for part, tokens in zip(parts_of(row.drafter), row.catch_up, strict=False)
+                if option is None or part in parts_of(option)
+            ]
+        )
+
+    def _fee_s(self, row: Row, option: str, running: Sequence[int]) -> float:
+        """What the drafter needs to catch up with a row, spread over the steps that it is expected to draft."""
+        seconds = self._catch_up_s(row, option)
+        if seconds == 0:
+            return 0.0
+        rates = self.acceptance.of(option).level_rates(row.request.id, min(row.draft_limit, row.depth_limit, LEVELS))
+        rest = min(row.request.remaining, self._outputs.expected_rest(row.request.num_output, running))
+        gains: float = sum(accumulate(rates, mul))
+        return seconds / max(1.0, rest / (1 + gains))
 
     def _probe_levels(self, option: str, rows: int, outlook: Outlook) -> int:
         """How deep to probe. What a level costs beyond a call is not known before it was called deep, so the first probes double."""
@@ -171,7 +191,7 @@ class DraftBudget:
         uniform = [[allowed[min(place, len(allowed) - 1)] for allowed in own] for place in range(most)]
         if most < 2:
             return uniform
-        values = np.stack([outlook.net_values(assignment, rows, self.acceptance) for assignment in uniform])  # [options, rows]
+        values = np.stack([net_values(assignment, rows, self.acceptance, outlook) for assignment in uniform])  # [options, rows]
         picked = values.argmax(0).tolist()
         return [*uniform, [uniform[place][index] for index, place in enumerate(picked)]]
 
@@ -180,11 +200,12 @@ class DraftBudget:
         free: dict[str, tuple[str, int]] = {}
         for spec, own in options.items():
             for option in own:
-                depths = range(self._draft_limit(option), 0, -1)
-                depth = next((d for d in depths if outlook.draft_s(option, len(rows), d) <= FREE_SHARE * outlook.base_s), 0)
+                depth = outlook.depth_within(option, len(rows), self._draft_limit(option), FREE_SHARE)
                 if depth > 0:
                     free[spec] = (option, depth)
                     break
+        if not free:
+            return [None] * len(rows)
         asks: list[Ask | None] = []
         for row in rows:
             option, depth = free.get(row.request.drafter, ("", 0))
@@ -198,8 +219,13 @@ class DraftBudget:
             return []
         best: list[Ask | None] = []
         best_goodput = outlook.goodput_off
+        running = [row.request.num_output for row in rows]
         for assignment in self._assignments(rows, options, outlook):
-            asks, goodput = choose_depths(rows, assignment, self.acceptance, outlook, cap_s, self._limit)
+            candidates = [
+                Candidate(row, option, self._fee_s(row, option, running) if row.catch_up and option else 0.0)
+                for row, option in zip(rows, assignment, strict=True)
+            ]
+            asks, goodput = choose_depths(candidates, self.acceptance, outlook, cap_s, self._limit)
             if goodput > best_goodput:
                 best, best_goodput = asks, goodput
         return [(index, ask) for index, ask in enumerate(best) if ask is not None]
@@ -211,87 +237,85 @@ class DraftBudget:
         for spec, own in options.items():
             for option in own:
                 unasked = {row.request.id: index for index, row in enumerate(rows) if asks[index] is None and row.request.drafter == spec}
-                picked = self._probing.pick(option, unasked, outlook.probe_rows(option)) if unasked else []
-                levels = self._probe_levels(option, len(picked), outlook) if picked else 0
-                if picked and levels > max(_FIRST_LEVELS, outlook.probe_levels(option, len(picked), levels)):
+                if not unasked:
+                    continue
+                dear_s = {name: self._dear_s(rows[index], option, outlook) for name, index in unasked.items()}
+                picked = self._probing.pick(option, dear_s, outlook.probe_rows(option))
+                if not picked:
+                    continue
+                levels = self._probe_levels(option, len(picked), outlook)
+                if levels > max(_FIRST_LEVELS, outlook.probe_levels(option, len(picked), levels)):
                     picked = picked[:1]  # what a level costs can be learned from one row
-                if picked and outlook.full_s + float(outlook.probe_costs(option, len(picked), levels)[-1]) > cap_s:
+                if outlook.full_s + outlook.probe_s(option, len(picked), levels) > cap_s:
                     continue
                 for name in picked:
                     row = rows[unasked[name]]
                     depth = min(levels, row.depth_limit)
                     asks[unasked[name]] = Ask(option, self._limit(option, row, depth), depth)
                     self._probes[name] = depth
+                    self._decided.add(name)
+
+    def _dear_s(self, row: Row, option: str, outlook: Outlook) -> float:
+        """Seconds to catch up with a row where they are more than a probe may cost, else 0."""
+        seconds = self._catch_up_s(row, option) if row.catch_up else 0.0
+        return seconds if seconds > outlook.probe_budget_s else 0.0
 
     def _limit(self, option: str, row: Row, depth: int) -> int:
         """Nodes that a draft of so many levels may have."""
         most = min(self._draft_limit(option), row.draft_limit)
-        nodes = self.acceptance.of(option).nodes_within
-        return most if nodes is None else min(most, nodes[min(depth, LEVELS)])
+        nodes = self.acceptance.of(option).nodes_within(min(depth, LEVELS))
+        return most if nodes is None else min(most, nodes)
 
     # After drafting
 
-    def _learn_token_s(self, seconds: float | None) -> None:
-        """Follows what a token takes without drafts; None for a step in which no row decodes."""
-        if seconds is not None:
-            before = seconds if self._token_s == math.inf else self._token_s
-            self._token_s = before + _TOKEN_RATE * (seconds - before)
+    def _learn_token_s(self, outlook: Outlook, decoding: int) -> None:
+        """Follows what a token takes without drafts."""
+        if decoding:
+            self._token_value.observe(outlook.token_s(decoding), outlook.has_prompts(decoding))
 
-    def _learn_widths(self, plan: BatchPlan, drafted: Sequence[int], flat: FlatDrafts | None) -> None:
-        """Learns how much the drafters propose; `flat` are the drafts of the rows `drafted`."""
-        groups = _by_drafter(plan.rows)
-        for option, indices in groups.items():
-            wanted = np.array([min(plan.rows[index].depth_limit, plan.rows[index].draft_limit, LEVELS) for index in indices])
-            asked = len(wanted) - np.bincount(wanted, minlength=LEVELS + 1).cumsum()[:LEVELS]
-            counts = np.zeros(LEVELS)
-            if flat is not None:
-                own = np.isin(drafted, indices)[flat.rows] if len(groups) > 1 else slice(None)
-                counts += np.bincount(np.minimum(flat.depths[own], LEVELS), minlength=LEVELS + 1)[1:]
-            self.acceptance.of(option).propose(counts, asked)
-
-    def _rates(self, rows: Sequence[Row], shapes: Sequence[DraftShape], flat: FlatDrafts) -> Floats:
-        """[n]: chance of each node given that its parent is accepted."""
-        rates = np.empty(len(flat.rows))
-        ranks = None if flat.are_chains else flat.ranks()
-        for option, indices in _by_drafter(rows).items():
-            known = self.acceptance.of(option)
-            for told in (True, False):
-                chosen = [index for index in indices if (shapes[index].confidence is not None) == told]
-                if not chosen:
-                    continue
-                place = np.full(len(rows), -1)
-                place[chosen] = np.arange(len(chosen))
-                at = slice(None) if len(chosen) == len(rows) else place[flat.rows] >= 0
-                names, own = [rows[index].request.id for index in chosen], place[flat.rows[at]]
-                if told:
-                    stated = np.concatenate([shapes[index].confidence for index in chosen]).astype(np.float64)
-                    rates[at] = known.node_rates(stated, own, names)
+    def _learn_widths(self, plan: BatchPlan, shapes: Sequence[DraftShape], are_chains: bool) -> None:
+        """Learns how much the drafters propose; `are_chains` where all are known to be."""
+        for option, indices in _by_drafter(plan.rows).items():
+            wanted = [min(plan.rows[index].depth_limit, plan.rows[index].draft_limit, LEVELS) for index in indices]
+            levels = max(wanted)
+            asked, counts = [0] * (levels + 1), [0] * (levels + 1)  # first by deepest level, then by level
+            for index, depth in zip(indices, wanted, strict=True):
+                asked[depth] += 1
+                shape = shapes[index]
+                if are_chains or is_chain(shape):
+                    counts[min(len(shape), levels)] += 1
                 else:
-                    levels = np.minimum(flat.depths[at], LEVELS) - 1
-                    rates[at] = known.rates(names, int(levels.max()) + 1)[own, levels]
-                    if ranks is not None:
-                        rates[at] *= known.rank_shares(ranks[at])
-        return np.clip(rates, 1e-6, _MOST_RATE)
+                    for depth in shape.depths().tolist():
+                        counts[min(depth, levels)] += 1
+                        counts[min(depth, levels) - 1] -= 1
+            self.acceptance.of(option).propose(_from_level(counts), _from_level(asked))
 
-    def _forced(self, rows: Sequence[Row], flat: FlatDrafts) -> Mask:
-        """bool [n]: nodes that are verified because their row is probed."""
-        levels = np.array([self._probes.get(row.request.id, 0) for row in rows])
-        forced: Mask = flat.depths <= levels[flat.rows]
-        return forced
+    def _keep_probes(self, rows: Sequence[Row], shapes: Sequence[DraftShape], masks: list[Mask]) -> None:
+        """Adds to `masks` the nodes that are verified because their row is probed."""
+        for index, row in enumerate(rows):
+            levels = self._probes.get(row.request.id, 0)
+            if levels:
+                masks[index] = masks[index] | within(shapes[index], row.draft_limit, min(row.depth_limit, levels))
 
-    def _probe_unverified(self, rows: Sequence[Row], flat: FlatDrafts, chosen: Mask, allowed: Mask, outlook: Outlook, cap_s: float) -> None:
-        """Verifies a little of some drafts that would not be, to see. Changes `chosen`."""
-        verified = np.bincount(flat.rows, chosen, len(rows))
+    def _probe_unverified(
+        self, rows: Sequence[Row], shapes: Sequence[DraftShape], masks: list[Mask], outlook: Outlook, cap_s: float
+    ) -> None:
+        """Verifies a little of some drafts that would not be, to see. Changes `masks`."""
+        kept = [int(np.count_nonzero(mask)) for mask in masks]
+        if all(kept):
+            return
         for option, indices in _by_drafter(rows).items():
-            unverified = {rows[index].request.id: index for index in indices if verified[index] == 0}
-            picked = self._probing.pick(option, unverified, outlook.probe_rows("")) if unverified else []
-            levels = outlook.probe_levels("", len(picked), int(flat.depths.max())) if picked else 0
+            unverified = {rows[index].request.id: index for index in indices if kept[index] == 0}
+            picked = self._probing.pick(option, dict.fromkeys(unverified, 0.0), outlook.probe_rows("")) if unverified else []
+            levels = outlook.probe_levels("", len(picked), max([len(shapes[unverified[name]]) for name in picked])) if picked else 0
             for name in picked:
                 index = unverified[name]
-                start, count = int(flat.starts[index]), min(levels, int(flat.sizes[index]))
-                if outlook.seconds_with(int(chosen.sum()) + count) > cap_s:
+                row, shape = rows[index], shapes[index]
+                mask = within(shape, min(levels, row.draft_limit), row.depth_limit)
+                count = int(np.count_nonzero(mask))
+                if outlook.full_s + outlook.node_s(sum(kept) + count) > cap_s:
                     return
-                chosen[start : start + count] = allowed[start : start + count]
+                masks[index], kept[index] = mask, count
                 self._probes[name] = count
 
     def _node_s(self, plan: BatchPlan, trees: Sequence[DraftTree]) -> float:
@@ -300,6 +324,9 @@ class DraftBudget:
         if nodes == 0:
             return 0.0
         return (self._costs.verify_one_s(pending + nodes) - self._costs.verify_one_s(pending)) / nodes + self._costs.logit_row_s
+
+
+_NONE: Mask = np.zeros(0, dtype=np.bool_)
 
 
 def _by_drafter(rows: Sequence[Row]) -> dict[str, list[int]]:
@@ -311,31 +338,11 @@ def _by_drafter(rows: Sequence[Row]) -> dict[str, list[int]]:
     return found
 
 
+def _from_level(counts: Sequence[int]) -> list[int]:
+    """How many go as deep as each level, or deeper, from 1 on; `counts` says how many end at each, from 0 on."""
+    return list(accumulate(counts[:0:-1]))[::-1]
+
+
 def _is_full(ask: Ask | None, row: Row) -> bool:
     """Whether the row is asked for all that it may draft."""
     return ask is not None and ask.drafter == row.request.drafter and (ask.limit >= row.draft_limit or ask.depth >= row.depth_limit)
-
-
-def _within_limits(rows: Sequence[Row], flat: FlatDrafts) -> Mask:
-    """bool [n]: the nodes within the limits that their rows were planned with."""
-    nodes, depths = np.array([(row.draft_limit, row.depth_limit) for row in rows]).T
-    if (flat.sizes <= np.minimum(nodes, depths)).all():
-        return np.ones(len(flat.rows), dtype=np.bool_)
-    places = np.arange(len(flat.rows)) - flat.starts[flat.rows]
-    within: Mask = (places < nodes[flat.rows]) & (flat.depths <= depths[flat.rows])
-    return within
-
-
-def _first(chances: Floats, ordered: Floats, count: int) -> Mask:
-    """bool [n]: the `count` nodes of the highest chance; of equal ones those that come first, so that parents stay.
-
-    Args:
-        ordered: `chances`, the highest first.
-    """
-    if count <= 0:
-        return np.zeros(len(chances), dtype=np.bool_)
-    least = ordered[count - 1]
-    keep: Mask = chances > least
-    equal = np.flatnonzero(chances == least)
-    keep[equal[: count - int(keep.sum())]] = True
-    return keep

@@ -67,13 +67,24 @@ class FlatDrafts:
         ranks = np.zeros(len(self.rows), dtype=np.int64)
         if self.are_chains:
             return ranks
-        family = np.where(self.parents >= 0, self.parents + len(self.starts), self.rows)  # roots first, then nodes
+        family = self._families()
         order = family.argsort(kind="stable")
         ordered = family[order]
         first = np.append(True, ordered[1:] != ordered[:-1])
         places = np.arange(len(ordered))
         ranks[order] = places - np.maximum.accumulate(np.where(first, places, 0))
         return ranks
+
+    def siblings(self) -> Ints:
+        """int [n]: how many nodes hang off the same parent, the node itself among them."""
+        family = self._families()
+        counts: Ints = np.bincount(family)[family]
+        return counts
+
+    def _families(self) -> Ints:
+        """int [n]: equal for nodes of one parent; roots first, then nodes."""
+        families: Ints = np.where(self.parents >= 0, self.parents + len(self.starts), self.rows)
+        return families
 
     def split(self, keep: NDArray[np.bool_]) -> list[NDArray[np.bool_]]:
         """`keep` ([n]) cut into one view per draft."""

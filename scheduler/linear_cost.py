@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import numpy as np
-
 RATE = 0.15
 """Share of an error that one step corrects, at least."""
 CLIP = 0.4
@@ -15,6 +13,8 @@ slow for good is learned within 15 steps."""
 _FAST_RATE = 0.5
 _NOISE = 0.01  # variance of a step's relative error
 _FIRST = 100.0  # how far from its prior a coefficient may lie, as a factor
+_UNLIKE = 0.8  # share of the error from which on nothing was known of such a step
+_MEASURED = 0.3  # the same for one that was measured
 
 
 def correction(error: float, num_seen: int, share: float = RATE) -> float:
@@ -37,15 +37,19 @@ class LinearCost:
 
     Steps that are all alike are predicted right at once, and steps that differ tell the coefficients apart. In directions that
     were seen often a step still corrects RATE of the error, so that change is followed; what was not seen stays uncertain.
+    Plain numbers: there are at most five features, and arrays that small cost more to call than to compute.
 
     Args:
         prior: coefficients before anything was seen, in seconds.
+        measured: the prior was measured, and counts like steps seen.
     """
 
-    def __init__(self, prior: Sequence[float]) -> None:
+    def __init__(self, prior: Sequence[float], measured: bool = False) -> None:
         self.coefficients = list(prior)
-        self.num_seen = 0
-        self._spread = np.diag(np.square(_FIRST * np.array(prior)))  # covariance of the coefficients
+        self.num_seen = 4 if measured else 0
+        size, factor = len(prior), _MEASURED if measured else _FIRST
+        # covariance of the coefficients
+        self._spread = [[(factor * prior[row]) ** 2 if row == column else 0.0 for column in range(size)] for row in range(size)]
 
     def predict(self, features: Sequence[float]) -> float:
         return sum([a * x for a, x in zip(self.coefficients, features, strict=True)])
@@ -54,18 +58,23 @@ class LinearCost:
         """Learns from one step."""
         predicted = max(self.predict(features), 1e-9)
         error = math.log(max(seconds, 1e-9) / predicted)
-        relative = np.array(features) / predicted
-        along = self._spread @ relative
-        variance = float(relative @ along)
+        relative = [feature / predicted for feature in features]
+        along = [sum([a * x for a, x in zip(row, relative, strict=True)]) for row in self._spread]
+        variance = sum([a * x for a, x in zip(along, relative, strict=True)])
         if variance <= 0:
             return
         share = variance / (variance + _NOISE)
         if share > RATE:
-            self._spread -= np.outer(along, along) / (variance + _NOISE)
-        believed_s = predicted * math.exp(correction(error, self.num_seen, max(share, RATE)))
+            scale = 1 / (variance + _NOISE)
+            for row, left in zip(self._spread, along, strict=True):
+                for column, right in enumerate(along):
+                    row[column] -= scale * left * right
+        # a step unlike those before it is believed as the first ones are
+        believed_s = predicted * math.exp(correction(error, 0 if share > _UNLIKE else self.num_seen, max(share, RATE)))
         self.num_seen += 1
-        moved = np.array(self.coefficients) + along * ((believed_s - predicted) / predicted / variance)
-        self.coefficients = np.maximum(moved, 0.0).tolist()
-        if moved.min() < 0:  # cutting moved the prediction: scale the others to what is believed
+        step = (believed_s - predicted) / predicted / variance
+        moved = [a + step * b for a, b in zip(self.coefficients, along, strict=True)]
+        self.coefficients = [max(a, 0.0) for a in moved]
+        if min(moved) < 0:  # cutting moved the prediction: scale the others to what is believed
             scale = believed_s / max(self.predict(features), 1e-12)
             self.coefficients = [scale * a for a in self.coefficients]

@@ -8,7 +8,7 @@ as soon as the first probe finds out.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 SHARE = 0.003
@@ -52,23 +52,24 @@ class Probing:
         self._elapsed_s += seconds
         self._step += 1
 
-    def pick(self, option: str, request_ids: Collection[str], affordable: int) -> list[str]:
+    def pick(self, option: str, dear_s: Mapping[str, float], affordable: int) -> list[str]:
         """The requests to probe in this step: those whose last probe paid, and when it is time, those not tried for longest.
 
         Args:
+            dear_s: request -> seconds to catch up with it first, where these are more than a probe may cost: the cheapest first.
             affordable: how many may be probed at once, beside those whose last probe paid.
         """
         most = max(1, min(affordable, _MOST_ROWS))
         state = self._options.get(option)
         if state is None:
-            return list(request_ids)[:most]
+            return sorted(dear_s, key=dear_s.__getitem__)[:most]
         if state.count % _WIDE == 1:  # what a call costs many rows is not known from calls for one, and may be believed too dear
             most = _MOST_ROWS
-        again = [name for name in request_ids if name in state.again]
+        again = [name for name in dear_s if name in state.again] if state.again else []
         if not self._is_due(state):
             return again
-        rest = [name for name in request_ids if name not in state.again]
-        rest.sort(key=lambda name: state.tried.get(name, -1))
+        rest = [name for name in dear_s if name not in state.again]
+        rest.sort(key=lambda name: (dear_s[name], state.tried.get(name, -1)))
         return [*again, *rest[: max(0, most - len(again))]]
 
     def drafted(self, option: str, request_ids: Sequence[str], loss_s: float) -> None:
@@ -78,27 +79,23 @@ class Probing:
             state = self._options[option] = _Option(self._elapsed_s, self._step, loss_s)
         state.tried.update(dict.fromkeys(request_ids, self._step))
 
-    def probed(self, option: str, gains: dict[str, float]) -> None:
+    def probed(self, option: str, gains: dict[str, float], catch_up_s: float = 0.0) -> None:
         """These requests were drafted as a probe.
 
         Args:
             gains: request -> seconds that it saved, less those that it cost.
+            catch_up_s: what it took beside to catch up with them.
         """
         state = self._options.setdefault(option, _Option(self._elapsed_s, self._step))
         if state.last_step != self._step - 1:  # the first of its two steps
             state.loss_s = 0.0
             state.count += 1
-        state.loss_s -= sum(gains.values())
+        state.loss_s += catch_up_s - sum(gains.values())
         state.last_s, state.last_step = self._elapsed_s, self._step
         for name, gain in gains.items():
             begins = state.tried.get(name) != self._step - 1
             state.tried[name] = self._step
             (state.again.add if begins or gain > 0 else state.again.discard)(name)
-
-    def is_in_use(self, option: str, request_ids: Sequence[str]) -> bool:
-        """Whether all these requests were drafted with it in the last step too, so that it has nothing to catch up with."""
-        state = self._options.get(option)
-        return state is not None and all([state.tried.get(name) == self._step for name in request_ids])
 
     def forget(self, request_id: str) -> None:
         """The request has ended."""

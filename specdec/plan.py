@@ -45,6 +45,7 @@ class Row:
         draft_limit: the most draft nodes, 0 for none.
         depth_limit: the deepest node that can still be emitted before the last token allowed.
         drafter: drafter spec string: the request's, or the part of it that drafts in this step.
+        catch_up: per part of `drafter`, committed tokens that it has to read before it drafts; empty where none keeps KV.
         length: committed tokens when the row was planned; the request grows when the step commits.
     """
 
@@ -54,6 +55,7 @@ class Row:
     draft_limit: int = 0
     depth_limit: int = 0
     drafter: str = "off"
+    catch_up: tuple[int, ...] = ()
     length: int = field(init=False)
 
     def __post_init__(self) -> None:

@@ -9,7 +9,8 @@ import os
 import platform
 import statistics
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,14 +18,24 @@ import numpy as np
 import torch
 
 from specdec.cache import cache_dir
+from specdec.config import EngineConfig
+from specdec.kv_manager.manager import KVManager
 from specdec.pack import PackRow
+from specdec.plan import BatchPlan, Row
+from specdec.request import Request, SamplingParams
+from specdec.scheduler.cost_model import CostModel, DraftWork
 from specdec.scheduler.cost_table import GRID, CostTable
+from specdec.scheduler.draft_costs import draft_works, fit_draft
+from specdec.tree import DraftTree
 
 _REPEATS = 3
 _MOST_LOGITS = 64  # as in a step: nodes need logits each, prompt chunks do not
 _KV_TOKENS = 1024
+_CATCH_UP = 2048
+_CATCH_UP_SHARE = 0.1  # of the time, for one call that catches up: a target forward of so many tokens bounds it
+_SEEN = 16  # tokens of requests with nothing to catch up with
 _WORTH_KEEPING_S = 0.5
-_VERSION = 1
+_VERSION = 2
 
 
 class _Runner(Protocol):
@@ -73,6 +84,79 @@ def measure_costs(runner: _Runner, num_slots: int, max_tokens: int, max_s: float
     cached = min(_KV_TOKENS, num_slots - 1)
     kv_token_s = max(median_s(1, cached) - points[1], 1e-3 * points[1]) / cached
     return CostTable.measured(points, kv_token_s)
+
+
+class _Drafters(Protocol):
+    """The part of a DrafterRouter that is measured."""
+
+    draft_s: dict[str, float]
+
+    def default_limit(self, spec: str) -> int: ...
+
+    def propose(self, plan: BatchPlan) -> list[DraftTree]: ...
+
+    def forget(self, request_id: str) -> None: ...
+
+
+def measure_drafts(
+    table: CostTable,
+    drafters: _Drafters,
+    kv: KVManager,
+    names: Sequence[str],
+    config: EngineConfig,
+    max_length: int,
+    clock: Callable[[], float],
+) -> CostTable:
+    """Lets drafters with KV draft for made-up requests, and adds what that takes to a table; stops early when time is up.
+
+    Args:
+        names: the drafters to time.
+        max_length: tokens that a request may have.
+    """
+    start, stats = clock(), replace(kv.stats)
+    drafts: dict[str, tuple[float, ...]] = {}
+    deepest = min([drafters.default_limit(name) for name in names])
+    most = min(_CATCH_UP, config.max_batch_tokens, max_length // 2, kv.num_available * kv.page_size // 8)
+    while most > _SEEN and CostModel(table).verify_one_s(most) > _CATCH_UP_SHARE * config.warm_up_s:
+        most //= 2
+    for name in names:
+        seconds: dict[DraftWork, float] = {}
+        for work in draft_works(drafters.default_limit(name), most):
+            if clock() - start > config.warm_up_s:
+                break
+            found_s = _median_draft_s(work, drafters, kv, name)
+            if found_s is not None:
+                seconds[work] = found_s
+        if len(seconds) > 1:
+            drafts[name] = fit_draft(seconds)
+    kv.stats = stats  # made-up prompts are no queries
+    return replace(table, drafts=drafts, deepest=deepest)
+
+
+def _median_draft_s(work: DraftWork, drafters: _Drafters, kv: KVManager, name: str) -> float | None:
+    """Seconds of such a call, the first one aside; None where the drafter drafts nothing, or the pool is too small."""
+    limit, length = drafters.default_limit(name) if work.depth > 1 else 1, work.catch_up + 1 if work.catch_up else _SEEN
+    if work.rows * (length + limit + kv.page_size) > kv.num_available * kv.page_size:
+        return None
+    requests = [Request(f"warm-up-{index}", [0] * length, length, SamplingParams(), 0, length + limit + 1) for index in range(work.rows)]
+    plan = BatchPlan(tuple([Row(request, 0, length, limit, work.depth, name) for request in requests]))
+    seconds = []
+    try:
+        for repeat in range(_REPEATS + 2):
+            if work.catch_up or not repeat:  # the request is new to the drafter; otherwise all but its last token has been read
+                for request in requests:
+                    drafters.forget(request.id)
+                    kv.release(request)
+                    kv.admit(request)
+                kv.reserve(plan)
+            if not all(map(len, drafters.propose(plan))):
+                return None
+            seconds.append(drafters.draft_s[name])
+    finally:
+        for request in requests:
+            drafters.forget(request.id)
+            kv.release(request)
+    return statistics.median(seconds[2:])
 
 
 def cached_costs(identity: dict[str, Any], measure: Callable[[], CostTable | None], clock: Callable[[], float]) -> CostTable | None:

@@ -9,10 +9,14 @@ import pytest
 
 from specdec.config import EngineConfig
 from specdec.engine import Engine
+from specdec.kv_manager.manager import KVManager
 from specdec.pack import PackRow
+from specdec.plan import BatchPlan
+from specdec.scheduler.cost_model import CostModel
 from specdec.scheduler.cost_table import CostTable
 from specdec.testing import write_tiny_checkpoint
-from specdec.warm_up import cached_costs, measure_costs, model_identity
+from specdec.tree import DraftTree
+from specdec.warm_up import cached_costs, measure_costs, measure_drafts, model_identity
 
 
 class Runner:
@@ -84,3 +88,55 @@ def test_an_engine_that_drafts_starts_measured_and_says_so(tmp_path: Path) -> No
     assert engine.kv.num_free == 64
     plain = Engine.from_config(EngineConfig(model=str(folder), dtype="float32", num_pages=64, page_size=4))
     assert plain.scheduler.costs.table.weight == 0
+
+
+def test_drafters_with_kv_are_timed_before_the_first_request_and_leave_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPECDEC_CACHE", str(tmp_path / "cache"))
+    folder = write_tiny_checkpoint(tmp_path / "tiny")
+    config = EngineConfig(
+        model=str(folder), dtype="float32", num_pages=64, page_size=4, drafter=f"ngram+model:{folder}", max_batch_tokens=32
+    )
+    engine = Engine.from_config(config)
+    table = engine.scheduler.costs.table
+    name = f"model:{folder}"
+    assert set(table.drafts) == {name}, "what keeps no KV is cheap to try"
+    deep, shallow = (engine.scheduler.costs.draft_s(name, 1, depth) for depth in (4, 1))
+    assert deep > 1.5 * shallow > 0
+    assert engine.scheduler.costs.deepest_draft(name) == 4
+    assert engine.kv.num_free == 64
+    assert (engine.kv.stats.queries, len(engine.kv.published)) == (0, 0)
+    assert all((lane["drafted"], lane["errors"]) == (0, {}) for lane in engine.drafters.status())
+    assert CostTable.from_dict(table.to_dict()) == table
+
+
+class Drafters:
+    """Draft for as long as a law says, on a clock that the test holds."""
+
+    def __init__(self) -> None:
+        self.draft_s: dict[str, float] = {}
+        self.read: dict[str, int] = {}
+
+    def default_limit(self, spec: str) -> int:
+        return 4
+
+    def propose(self, plan: BatchPlan) -> list[DraftTree]:
+        unread = sum(len(row.request.tokens) - self.read.get(row.request.id, 1) for row in plan.rows)
+        self.read.update({row.request.id: len(row.request.tokens) for row in plan.rows})
+        depth = min(plan.rows[0].draft_limit, plan.rows[0].depth_limit)
+        self.draft_s = {"d": 0.001 + depth * (0.002 + 0.0005 * len(plan.rows)) + 1e-5 * unread}
+        return [DraftTree.chain(range(depth)) for _ in plan.rows]
+
+    def forget(self, request_id: str) -> None:
+        self.read.pop(request_id, None)
+
+
+def test_what_a_drafter_needs_per_level_row_and_token_to_catch_up_with_is_told_apart() -> None:
+    kv = KVManager(256, 16)
+    table = measure_drafts(CostTable.guess(), Drafters(), kv, ["d"], EngineConfig(), 2048, lambda: 0.0)
+    costs = CostModel(table)
+    for rows, depth, unread in ((1, 1, 0), (1, 4, 0), (4, 4, 0), (2, 3, 100), (8, 2, 1000)):
+        expected = 0.001 + depth * (0.002 + 0.0005 * rows) + 1e-5 * unread
+        assert costs.draft_s("d", rows, depth, unread) == pytest.approx(expected, rel=0.1)
+    assert kv.num_free == 256
+    little = measure_drafts(CostTable.guess(), Drafters(), KVManager(1, 16), ["d"], EngineConfig(), 32, lambda: 0.0)
+    assert little.drafts == {}, "too small a pool to try anything"

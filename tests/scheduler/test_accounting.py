@@ -38,9 +38,11 @@ def test_a_sum_of_drafters_books_each_part_and_kv_that_is_read_weighs() -> None:
     plan = BatchPlan((Row(long, 108, 1, 4, 9, "x+y"), Row(short, 8, 1, 4, 9, "x")))
     trees = [DraftTree.chain([1]), DraftTree.chain([1, 2, 3])]
     cost = StepCost({"x": 0.1, "y": 0.2}, verify_s=1.0, host_s=0.4)
-    account(plan, trees, [RowOutcome(emitted=(1,)), RowOutcome(emitted=(1, 2), path=(0,))], cost, kv_weight=0.01, token_off_s=0.5)
+    plain = StepCost(verify_s=0.8, host_s=0.4)
+    account(plan, trees, [RowOutcome(emitted=(1,)), RowOutcome(emitted=(1, 2), path=(0,))], cost, kv_weight=0.01, plain=plain)
     assert long.stats.draft_by == pytest.approx({"x": 0.1 / 4, "y": 0.2})
     assert short.stats.draft_by == pytest.approx({"x": 0.3 / 4})
     assert long.stats.verify_s / short.stats.verify_s == pytest.approx((2 + 1.09) / (4 + 0.09))
     assert long.stats.decode_s + short.stats.decode_s == pytest.approx(cost.total_s)
-    assert short.stats.speedup == pytest.approx(2 * 0.5 / short.stats.decode_s)
+    token_off_s = 0.8 * (1 + 0.09) / (1 + 1.09 + 1 + 0.09) + 0.2
+    assert short.stats.speedup == pytest.approx(2 * token_off_s / short.stats.decode_s)

@@ -162,3 +162,75 @@ def test_fixed_lengths_and_all_are_what_they_say() -> None:
     for policy, expected in ((3, 3), ("all", 8)):
         own = run(flat, always(0.5), policy, "cheap", 1, tokens=60)
         assert {nodes[0] for _, nodes, _ in own.plans[1:-8]} == {expected}
+
+
+def measured(verify: Callable[[int], float], **drafts: tuple[float, ...]) -> CostModel:
+    """What a warm-up would have found: drafters as seconds per 1, row, level, row x level and token to catch up with."""
+    return CostModel(CostTable.measured({size: verify(size) for size in GRID}, drafts=drafts, deepest=4))
+
+
+def small_model(tokens: int) -> float:
+    return 0.031 + 0.0024 * tokens
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.1, 0.2, 0.3])
+@pytest.mark.parametrize("seed", range(2))
+def test_a_dear_drafter_that_loses_costs_little_within_the_first_short_answer(rate: float, seed: int) -> None:
+    """A draft model that takes a third of the target's step per level, as 0.5B takes of 1.5B on a CPU."""
+
+    def speed(policy: str, drafter: str) -> float:
+        truth = Truth(small_model, {"m": lambda rows, depth: 0.001 + depth * (0.0105 + 0.0005 * rows)}, host_s=2e-3, noise=0.05)
+        costs = measured(small_model, m=(0.001, 0.0, 0.0105, 0.0005, 0.0))
+        own = Machine(truth, always(rate), costs=costs, seed=seed, limit=4, draft_budget=policy)
+        own.add(128, drafter)
+        return own.run().tokens_per_s
+
+    assert speed("auto", "m") >= 0.97 * speed("all", "off")
+
+
+@pytest.mark.parametrize(("output", "is_worth_it"), [(12, False), (400, True)])
+def test_a_drafter_that_must_read_the_prompt_first_is_started_where_enough_is_still_to_come(output: int, is_worth_it: bool) -> None:
+    def run_all(policy: str, drafter: str) -> Machine:
+        truth = Truth(flat, {"head": lambda rows, depth: 5e-4 * depth}, catch_up_token_s=5e-5)
+        own = Machine(
+            truth, always(0.7), costs=measured(flat, head=(0.0, 0.0, 5e-4, 0.0, 5e-5)), limit=4, max_num_seqs=2, draft_budget=policy
+        )
+        for _ in range(30 if output < 100 else 6):
+            own.add(output, drafter, prompt=2000)
+        return own.run()
+
+    off, own = run_all("all", "off"), run_all("auto", "head")
+    drafting = sum(sum(nodes) > 0 for _, nodes, _ in own.plans) / len(own.plans)
+    if is_worth_it:  # 0.1 s to read the prompt, against some 400 tokens of 12 ms
+        assert own.tokens_per_s > 1.2 * off.tokens_per_s
+        assert drafting > 0.8
+    else:  # against 12
+        assert own.tokens_per_s >= 0.98 * off.tokens_per_s
+        assert drafting < 0.15
+
+
+def test_seconds_of_catching_up_are_no_reason_to_think_a_drafter_dear() -> None:
+    truth = Truth(flat, {"head": lambda rows, depth: 5e-4 * depth}, catch_up_token_s=2e-5)
+    own = Machine(truth, always(0.7), limit=4, max_num_seqs=4)  # its costs are not known before
+    for _ in range(24):
+        own.add(100, "head", prompt=1000)
+    own.run()
+    costs = own.scheduler.costs
+    assert costs.draft_s("head", 2, 4) == pytest.approx(2e-3, rel=0.3)
+    assert costs.catch_up_token_s("head") == pytest.approx(2e-5, rel=0.3)
+    assert sum(sum(nodes) > 0 for _, nodes, _ in own.plans) > 0.8 * len(own.plans)
+
+
+def test_where_prompts_are_in_every_step_a_saved_row_saves_little() -> None:
+    """Steps that are full of prompt tokens cost by the token: a rejected node is as dear as a prompt token, a saved row as cheap."""
+
+    def full(tokens: int) -> float:
+        return 0.004 * max(1.0, tokens / 128)
+
+    def speed(policy: str | int, drafter: str) -> float:
+        own = machine(full, always(0.6), limit=4, max_batch_tokens=512, max_num_seqs=32, draft_budget=policy)
+        for _ in range(300):
+            own.add(8, drafter, prompt=400)
+        return own.run().tokens_per_s
+
+    assert speed("auto", "cheap") >= 0.99 * max(speed("all", "off"), speed("all", "cheap"), *(speed(k, "cheap") for k in (1, 2)))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from specdec.scheduler.draft_budget import _first
 from specdec.scheduler.flat_drafts import FlatDrafts
+from specdec.scheduler.node_choice import first
 from specdec.tree import DraftTree
 
 
@@ -32,6 +32,7 @@ def test_paths_depths_and_ranks_are_those_of_the_trees(chains: bool, seed: int) 
     assert flat.depths.tolist() == [depth for tree in trees for depth in tree.depths().tolist()]
     ranks = [int((tree.parents[:node] == tree.parents[node]).sum()) for tree in trees for node in range(len(tree))]
     assert flat.ranks().tolist() == ranks
+    assert flat.siblings().tolist() == [int((tree.parents == parent).sum()) for tree in trees for parent in tree.parents]
     assert [len(part) for part in flat.split(products > 0)] == [len(tree) for tree in trees]
 
 
@@ -42,7 +43,7 @@ def test_the_first_nodes_are_closed_under_parents_even_among_equals(seed: int) -
     flat = FlatDrafts.of([tree.shape() for tree in trees])
     chances = flat.path_products(np.full(len(flat.rows), 1 - 1e-6).clip(max=random.choice([0.5, 1 - 1e-6])))
     for count in range(len(chances) + 1):
-        keep = _first(chances, np.sort(chances)[::-1], count)
+        keep = first(chances, np.sort(chances)[::-1], count)
         assert keep.sum() == count
         below = flat.parents >= 0
         assert keep[flat.parents[below]][keep[below]].all()

@@ -95,6 +95,15 @@ def test_the_newest_request_is_preempted_and_comes_back() -> None:
     assert loop.kv.num_available == 8
 
 
+def test_a_request_that_waits_for_pages_counts_once_among_the_prefix_queries() -> None:
+    loop = Loop(num_pages=8)
+    loop.add("a", prompt=20, output=8)
+    loop.add("b", prompt=20, output=2)
+    loop.run()
+    assert loop.scheduler.preemptions == 0
+    assert loop.kv.stats.queries == 40
+
+
 def test_priority_goes_before_arrival() -> None:
     loop = Loop(max_num_seqs=1)
     loop.add("late", prompt=2, output=1, priority=1)

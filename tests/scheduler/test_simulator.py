@@ -214,8 +214,17 @@ def test_requests_that_would_come_too_late_are_refused() -> None:
     assert {reason for _, reason in found.refused} == {"overloaded"}
 
 
+@pytest.mark.parametrize("gap", [0.2, 0.02])
+def test_without_drafts_the_estimated_speedup_is_one_with_prompts_in_the_steps_too(gap: float) -> None:
+    asked = scenario(*[(gap * i, 20, 15) for i in range(20)])
+    found = simulate(asked)
+    steps = found.replicas[0].steps
+    assert any(step.decode_rows and step.prefill_tokens for step in steps) == (gap < 0.1)
+    assert report_of(found, asked)["speculation"]["estimated_speedup"] == pytest.approx(1.0)
+
+
 def test_report_and_its_text() -> None:
-    asked = scenario(*[(0.02 * i, 20, 15) for i in range(20)], policy="fixed:2", rates=(0.7, 0.6))
+    asked = scenario(*[(0.2 * i, 20, 15) for i in range(20)], policy="fixed:2", rates=(0.7, 0.6))
     found = simulate(asked)
     report = report_of(found, asked)
     steps = found.replicas[0].steps

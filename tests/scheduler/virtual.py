@@ -28,11 +28,13 @@ class Truth:
     Attributes:
         verify: token rows -> seconds.
         draft: drafter -> (rows, depth) -> seconds.
+        catch_up_token_s: of every committed token that a drafter reads for the first time, beside the newest.
         noise: standard deviation of the log of all costs.
     """
 
     verify: Callable[[int], float]
     draft: Mapping[str, Callable[[int, int], float]] = field(default_factory=dict)
+    catch_up_token_s: float = 0.0
     host_s: float = 1e-4
     noise: float = 0.0
 
@@ -41,10 +43,17 @@ class Truth:
             return seconds * float(np.exp(self.noise * random.standard_normal()))
 
         return StepCost(
-            draft_s={name: noisy(self.draft[name](one.rows, one.depth)) for name, one in work.drafts.items()},
+            draft_s={
+                name: noisy(self.draft[name](one.rows, one.depth) + self.catch_up_token_s * one.catch_up)
+                for name, one in work.drafts.items()
+            },
             verify_s=noisy(self.verify(work.tokens)),
             host_s=noisy(self.host_s),
         )
+
+
+def _none(_drafter: str, _request: Request) -> None:
+    """Of drafters without KV."""
 
 
 class Machine:
@@ -66,7 +75,16 @@ class Machine:
         self.config = EngineConfig.from_dict({"page_size": 16, "max_num_seqs": 64, "max_batch_tokens": 2048, **options})
         self.kv = KVManager(num_pages, 16)
         self.now_s = 0.0
-        self.scheduler = Scheduler(self.config, self.kv, lambda _spec: limit, lambda _id: None, lambda: self.now_s, costs)
+        self._read: dict[tuple[str, str], int] = {}  # (drafter, request) -> tokens
+        self.scheduler = Scheduler(
+            self.config,
+            self.kv,
+            lambda _spec: limit,
+            lambda _id: None,
+            lambda: self.now_s,
+            costs,
+            self._catch_up if truth.catch_up_token_s else _none,
+        )
         self.tokens = 0
         self.draft_s = 0.0
         self.plans: list[tuple[BatchPlan, list[int], StepCost]] = []
@@ -86,6 +104,7 @@ class Machine:
         plan = self.scheduler.plan()
         self.kv.reserve(plan)
         fates = [self._draft(row) for row in plan.rows]
+        self._read.update({(part, row.request.id): row.length for row in plan.rows if row.draft_limit for part in parts_of(row.drafter)})
         plan, keep = self.scheduler.trim(plan, [tree.shape() for tree, _ in fates])
         trees = [tree.select(mask) for (tree, _), mask in zip(fates, keep, strict=True)]
         outcomes = [self._outcome(row, tree, right) for row, tree, (_, right) in zip(plan.rows, trees, fates, strict=True)]
@@ -110,6 +129,9 @@ class Machine:
     @property
     def tokens_per_s(self) -> float:
         return self.tokens / self.now_s
+
+    def _catch_up(self, drafter: str, request: Request) -> int:
+        return len(request.tokens) - self._read.get((drafter, request.id), 0)
 
     def _draft(self, row: Row) -> tuple[DraftTree, int]:
         """A chain as deep as was asked, and how many of its tokens are right: decided by request and position alone."""
