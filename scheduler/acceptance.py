@@ -45,6 +45,7 @@ class DrafterAcceptance:
     def __init__(self) -> None:
         self.calibration = Calibration()
         self.width = [1.0] * LEVELS  # nodes proposed per level, of rows that asked for it
+        self.verified_width = [1.0] * LEVELS  # those that were verified: a draft that proves to be of little confidence is not
         self.requests = RequestRates()
         self._proposed = False
         self._within: list[int] = []  # nodes on so many levels; emptied when they move
@@ -67,6 +68,15 @@ class DrafterAcceptance:
         """Chance that each of the first levels is accepted, given that it is proposed and that the one above was accepted."""
         shift = self.shift(request_id)
         return [1 / (1 + math.exp(-odds - shift)) for odds in self._level_odds(levels)]
+
+    def levels_above(self, request_id: str, levels: int, least: float) -> int:
+        """How many of the first levels, at least one, are accepted with a chance of `least` or more, the levels above them included."""
+        factor, chance = math.exp(-self.shift(request_id)), 1.0
+        for level, odds in enumerate(self._level_odds(levels)):
+            chance /= 1 + math.exp(-odds) * factor
+            if chance < least:
+                return max(level, 1)
+        return levels
 
     def rates(self, request_ids: Sequence[str], levels: int) -> Floats:
         """[rows, levels]: the same for several requests."""
@@ -118,10 +128,12 @@ class DrafterAcceptance:
             asked: by level, rows that asked for it; at most LEVELS of them.
         """
         self._proposed = True
-        for level, (count, rows) in enumerate(zip(counts, asked, strict=True)):
-            if rows and count != rows * self.width[level]:
-                self._within = []
-                self.width[level] += (1 - _KEEP_WIDTH ** min(rows, 4)) * (count / rows - self.width[level])
+        if _follow(self.width, counts, asked):
+            self._within = []
+
+    def keep(self, counts: Sequence[int], asked: Sequence[int]) -> None:
+        """Learns how many of the nodes it proposes per level are verified: the rates are those of such nodes. See `propose`."""
+        _follow(self.verified_width, counts, asked)
 
     def verify(self, request_ids: Sequence[str], trees: Sequence[DraftTree], outcomes: Sequence[RowOutcome]) -> None:
         """Learns from verified drafts of different requests, each with at least one node."""
@@ -175,6 +187,16 @@ class DrafterAcceptance:
         if len(self._odds) < levels:
             self._odds = [log_odds(rate) for rate in self._level_rates(levels)]
         return self._odds[:levels]
+
+
+def _follow(widths: list[float], counts: Sequence[int], asked: Sequence[int]) -> bool:
+    """Moves each level's nodes per row towards those of a step; whether any moved."""
+    moved = False
+    for level, (count, rows) in enumerate(zip(counts, asked, strict=True)):
+        if rows and count != rows * widths[level]:
+            moved = True
+            widths[level] += (1 - _KEEP_WIDTH ** min(rows, 4)) * (count / rows - widths[level])
+    return moved
 
 
 class AcceptanceModel:

@@ -71,7 +71,11 @@ def choose_depths(
         cap_s: the step must not become longer than this.
         limit_of: (option, row, depth) -> nodes that such a draft may have.
     """
-    levels = [one.limit for one in candidates]
+    least = outlook.least_chance
+    levels = [
+        acceptance.of(one.option).levels_above(one.row.request.id, one.limit, least) if one.limit else 0  # deeper ones are in no best set
+        for one in candidates
+    ]
     if not any(levels):
         return [None] * len(candidates), outlook.goodput_off
     caps = [cap for cap in CAPS if cap < max(levels)] if len(candidates) > 1 else []  # the prefixes of one row's draft are all its depths
@@ -100,7 +104,7 @@ def choose_few(
         if not most:
             continue
         known = acceptance.of(one.option)
-        widths = [max(width, _LEAST_WIDTH) for width in known.width[:most]]
+        widths = [max(width, _LEAST_WIDTH) for width in known.verified_width[:most]]
         rates = accumulate(known.level_rates(one.row.request.id, most), mul)
         chances = [rate * min(width, 1.0) for rate, width in zip(rates, widths, strict=True)]
         worth = _worth(sum(chances), one.fee_s * outlook.goodput_off)
@@ -196,7 +200,7 @@ def curves(options: Sequence[str], rows: Sequence[Row], acceptance: AcceptanceMo
         if option:
             chosen = [index for index, own in enumerate(options) if own == option]
             known = acceptance.of(option)
-            width = np.maximum(known.width[:levels], _LEAST_WIDTH)
+            width = np.maximum(known.verified_width[:levels], _LEAST_WIDTH)
             rates = known.rates([rows[index].request.id for index in chosen], levels)
             chances[chosen] = rates.cumprod(1) * np.minimum(width, 1.0)
             widths[chosen] = width

@@ -12,7 +12,7 @@ decides anew. What is not expected to pay is probed now and then, see `probing`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 from operator import mul
 
@@ -95,11 +95,15 @@ class DraftBudget:
         keep = [_NONE] * len(shapes)
         drafted = [index for index, shape in enumerate(shapes) if len(shape)]
         flat = FlatDrafts.of([shapes[index] for index in drafted]) if sum([len(shape) for shape in shapes]) > FEW else None
-        self._learn_widths(plan, shapes, flat is not None and flat.are_chains)
+        are_chains = flat is not None and flat.are_chains
+        for option, counts, asked in self._counts(plan, shapes, are_chains):
+            self.acceptance.of(option).propose(counts, asked)
         token_s = self._token_value.within(cap_s, any([not row.decodes for row in plan.rows]))
         outlook = Outlook(self._costs, base, sum([row.emits for row in plan.rows]), drafting=True, token_s=token_s)
         self._learn_token_s(outlook, sum([row.decodes for row in plan.rows]))
         if not drafted:
+            for option, counts, asked in self._counts(plan, shapes, are_chains):
+                self.acceptance.of(option).keep(counts, asked)
             return keep
         rows, own = [plan.rows[index] for index in drafted], [shapes[index] for index in drafted]
         is_decided = [shape.confidence is None and row.request.id in self._decided for row, shape in zip(rows, own, strict=True)]
@@ -111,6 +115,8 @@ class DraftBudget:
             self._probe_unverified(rows, own, masks, outlook, cap_s)
         for index, mask in zip(drafted, masks, strict=True):
             keep[index] = mask
+        for option, counts, asked in self._counts(plan, shapes, are_chains, keep):
+            self.acceptance.of(option).keep(counts, asked)
         return keep
 
     def finish(self, plan: BatchPlan, trees: Sequence[DraftTree], outcomes: Sequence[RowOutcome], cost: StepCost) -> None:
@@ -273,8 +279,15 @@ class DraftBudget:
         if decoding:
             self._token_value.observe(outlook.token_s(decoding), outlook.has_prompts(decoding))
 
-    def _learn_widths(self, plan: BatchPlan, shapes: Sequence[DraftShape], are_chains: bool) -> None:
-        """Learns how much the drafters propose; `are_chains` where all are known to be."""
+    def _counts(
+        self, plan: BatchPlan, shapes: Sequence[DraftShape], are_chains: bool, masks: Sequence[Mask] | None = None
+    ) -> Iterator[tuple[str, list[int], list[int]]]:
+        """By drafter, nodes per level and the rows that asked for it.
+
+        Args:
+            are_chains: all are known to be.
+            masks: the nodes to count; None for all.
+        """
         for option, indices in _by_drafter(plan.rows).items():
             wanted = [min(plan.rows[index].depth_limit, plan.rows[index].draft_limit, LEVELS) for index in indices]
             levels = max(wanted)
@@ -282,13 +295,14 @@ class DraftBudget:
             for index, depth in zip(indices, wanted, strict=True):
                 asked[depth] += 1
                 shape = shapes[index]
-                if are_chains or is_chain(shape):
-                    counts[min(len(shape), levels)] += 1
+                if are_chains or is_chain(shape):  # the first nodes of a chain are those that are kept
+                    counts[min(len(shape) if masks is None else int(np.count_nonzero(masks[index])), levels)] += 1
                 else:
-                    for depth in shape.depths().tolist():
+                    depths = shape.depths() if masks is None or not len(shape) else shape.depths()[masks[index]]
+                    for depth in depths.tolist():
                         counts[min(depth, levels)] += 1
                         counts[min(depth, levels) - 1] -= 1
-            self.acceptance.of(option).propose(_from_level(counts), _from_level(asked))
+            yield option, _from_level(counts), _from_level(asked)
 
     def _keep_probes(self, rows: Sequence[Row], shapes: Sequence[DraftShape], masks: list[Mask]) -> None:
         """Adds to `masks` the nodes that are verified because their row is probed."""

@@ -188,6 +188,32 @@ def test_a_dear_drafter_that_loses_costs_little_within_the_first_short_answer(ra
     assert speed("auto", "m") >= 0.97 * speed("all", "off")
 
 
+def test_a_drafter_that_is_seldom_sure_is_asked_for_what_it_is_worth_and_not_for_what_its_sure_nodes_are() -> None:
+    """Only the nodes that it is sure of are verified, and nearly all of these are accepted: deeper calls cost as much, and bring less."""
+
+    def law(_drafter: str, request: Request, _level: int) -> float:
+        return 0.9 if request.num_output % 2 == 0 else 0.1
+
+    def honest(rate: float, random: np.random.Generator) -> float:
+        return float(np.clip(rate + 0.1 * random.normal(), 0.01, 0.99))
+
+    def verify(tokens: int) -> float:
+        return 0.033 + 0.0013 * tokens
+
+    def speed(policy: str, drafter: str) -> float:
+        speeds = []
+        for seed in range(3):
+            truth = Truth(verify, {"m": lambda rows, depth: 0.001 + depth * (0.0105 + 0.0005 * rows)}, host_s=2e-3, noise=0.05)
+            costs = measured(verify, m=(0.001, 0.0, 0.0105, 0.0005, 0.0))
+            own = Machine(truth, law, costs=costs, seed=seed, limit=4, draft_budget=policy, confidence=honest)
+            for _ in range(8):
+                own.add(128, drafter)
+            speeds.append(own.run().tokens_per_s)
+        return float(np.mean(speeds))
+
+    assert speed("auto", "m") >= 1.05 * speed("all", "off")
+
+
 @pytest.mark.parametrize(("output", "is_worth_it"), [(12, False), (400, True)])
 def test_a_drafter_that_must_read_the_prompt_first_is_started_where_enough_is_still_to_come(output: int, is_worth_it: bool) -> None:
     def run_all(policy: str, drafter: str) -> Machine:
