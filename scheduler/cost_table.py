@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 GRID = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 """Token rows at which forwards are measured: close together where drafting decides."""
+_DRAFT_TERMS = 5
+_LEAST_S, _MOST_S, _MOST_COUNT, _MOST_TOKENS = 1e-12, 1e6, 1_000_000, 2**31  # what a table may hold: one that was damaged must do no harm
 
 
 @dataclass(frozen=True)
@@ -34,11 +35,23 @@ class CostTable:
 
     def __post_init__(self) -> None:
         ascending = all(a < b for a, b in itertools.pairwise(self.tokens))
-        if not self.tokens or self.tokens[0] != 1 or len(self.tokens) != len(self.seconds) or not ascending:
-            raise ValueError(f"a cost table needs seconds for ascending sizes from 1, got {self.tokens} and {self.seconds}")
-        finite = all(map(math.isfinite, (*self.seconds, self.kv_token_s)))
-        if not finite or min(self.seconds) <= 0 or self.kv_token_s < 0:
-            raise ValueError(f"seconds must be positive, got {self.seconds} and {self.kv_token_s} per KV token")
+        if (
+            not self.tokens
+            or self.tokens[0] != 1
+            or len(self.tokens) != len(self.seconds)
+            or not ascending
+            or self.tokens[-1] > _MOST_TOKENS
+        ):
+            raise ValueError(
+                f"a cost table needs seconds for ascending sizes from 1 to {_MOST_TOKENS}, got {self.tokens} and {self.seconds}"
+            )
+        if any(a > b for a, b in itertools.pairwise(self.seconds)) or not all(_LEAST_S <= own <= _MOST_S for own in self.seconds):
+            raise ValueError(f"seconds must ascend, from {_LEAST_S} to {_MOST_S:g}, got {self.seconds}")
+        if not 0 <= self.kv_token_s <= 1 or not 0 <= self.weight <= _MOST_COUNT or not 0 <= self.deepest <= _MOST_COUNT:
+            raise ValueError(f"got {self.kv_token_s} s per KV token, a weight of {self.weight} and a depth of {self.deepest}")
+        for name, own_s in self.drafts.items():
+            if len(own_s) != _DRAFT_TERMS or not all(0 <= term <= _MOST_S for term in own_s):
+                raise ValueError(f"a draft needs {_DRAFT_TERMS} numbers of seconds of 0 or more, got {own_s} for {name}")
 
     @classmethod
     def measured(
@@ -90,6 +103,8 @@ class CostTable:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> CostTable:  # JSON values, checked in __post_init__
         """Reads `to_dict`. Raises ValueError, TypeError or KeyError where it is none."""
+        if not isinstance(values["drafts"], Mapping):
+            raise TypeError(f"drafts must be a mapping, got {type(values['drafts']).__name__}")
         tokens, seconds = tuple(map(int, values["tokens"])), tuple(map(float, values["seconds"]))
         drafts = {str(name): tuple(map(float, own)) for name, own in values["drafts"].items()}
         return cls(tokens, seconds, float(values["kv_token_s"]), int(values["weight"]), drafts, int(values["deepest"]))

@@ -169,8 +169,8 @@ def cached_costs(identity: dict[str, Any], measure: Callable[[], CostTable | Non
     name = f"{hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:32]}.json"
     try:
         return CostTable.from_dict(json.loads((cache_dir("costs") / name).read_text("utf-8"))["table"])
-    except (OSError, ValueError, KeyError, TypeError):
-        pass  # not there, or not readable: measured again
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        pass  # not there, or damaged: measured again
     start = clock()
     table = measure()
     if table is not None and clock() - start >= _WORTH_KEEPING_S:

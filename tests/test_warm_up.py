@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -140,3 +142,37 @@ def test_what_a_drafter_needs_per_level_row_and_token_to_catch_up_with_is_told_a
     assert kv.num_free == 256
     little = measure_drafts(CostTable.guess(), Drafters(), KVManager(1, 16), ["d"], EngineConfig(), 32, lambda: 0.0)
     assert little.drafts == {}, "too small a pool to try anything"
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"drafts": []},
+        {"drafts": None},
+        {"drafts": {"model:x": []}},
+        {"drafts": {"model:x": [1e-3] * 6}},
+        {"drafts": {"model:x": [math.nan] * 5}},
+        {"drafts": {"model:x": [-1e-3] * 5}},
+        {"weight": math.inf},
+        {"weight": -20},
+        {"weight": 10**400},
+        {"deepest": math.inf},
+        {"deepest": -1},
+        {"kv_token_s": 1e308},
+        {"seconds": [2.0, 1.0]},
+        {"seconds": [1e300, 2e300]},
+        {"tokens": [1, 10**400]},
+    ],
+)
+def test_a_damaged_table_is_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: dict[str, Any]) -> None:
+    monkeypatch.setenv("SPECDEC_CACHE", str(tmp_path))
+    table = CostTable((1, 8), (0.01, 0.02), 1e-7, 20, {"model:x": (1e-3,) * 5}, 4)
+    clock = iter(range(0, 1000, 100)).__next__
+    assert cached_costs({"source": "x"}, lambda: table, clock) == table
+    (path,) = tmp_path.rglob("*.json")
+    kept = json.loads(path.read_text())
+    path.write_text(json.dumps({**kept, "table": {**kept["table"], **damage}}))
+    again = CostTable((1, 8), (0.03, 0.04))
+    assert cached_costs({"source": "x"}, lambda: again, clock) == again
+    path.write_text("[" * 100_000)
+    assert cached_costs({"source": "x"}, lambda: table, clock) == table
