@@ -20,6 +20,9 @@ from specdec.errors import ConfigError
 
 HASH_BLOCK_TOKENS = 512
 """Prompt tokens behind one hash of a Mooncake trace."""
+MOST_TOKENS = 10_000_000
+"""Tokens of a prompt or an output: more is a mistake, and would only fill the memory."""
+_MOST_S = 1e11  # some thousand years, since a time stamp may be one
 _SECOND_DIGITS = 26  # of an Azure timestamp; the seventh decimal is beyond datetime
 
 
@@ -60,6 +63,8 @@ def read_trace(path: Path, limit: int | None = None) -> list[TraceRequest]:
         ConfigError: the file cannot be read, its format is unknown, or a line of it is wrong; the line is named.
     """
     try:
+        if not path.is_file():
+            raise ConfigError(f"cannot read the trace {path}: there is no such file")
         with path.open(encoding="utf-8") as lines:
             requests = list(_take(_parser(path, lines.readline())(lines), limit, path))
     except (OSError, UnicodeDecodeError) as error:
@@ -104,12 +109,18 @@ def _take(requests: Iterator[TraceRequest], limit: int | None, path: Path) -> It
             request = next(requests)
         except StopIteration:
             return
-        except (ValueError, KeyError, IndexError, TypeError) as error:
+        except (ValueError, KeyError, IndexError, TypeError, OverflowError) as error:
             raise ConfigError(f"request {number} of the trace {path} is wrong: {type(error).__name__} {error}") from error
-        if request.num_prompt < 1 or request.num_output < 1:
-            lengths = f"{request.num_prompt} prompt and {request.num_output} generated tokens"
-            raise ConfigError(f"request {number} of the trace {path} needs at least one of each, got {lengths}")
+        if not (1 <= request.num_prompt <= MOST_TOKENS and 1 <= request.num_output <= MOST_TOKENS):
+            lengths = f"{_short(request.num_prompt)} prompt and {_short(request.num_output)} generated tokens"
+            raise ConfigError(f"request {number} of the trace {path} needs 1 to {MOST_TOKENS} of each, got {lengths}")
+        if not -_MOST_S <= request.arrival_s <= _MOST_S:
+            raise ConfigError(f"request {number} of the trace {path} must come within {_MOST_S:g} s, got {request.arrival_s}")
         yield request
+
+
+def _short(number: int) -> str:
+    return str(number) if -(10**12) < number < 10**12 else f"a number of {len(str(abs(number)))} digits"
 
 
 def _azure(row: Sequence[str]) -> TraceRequest:

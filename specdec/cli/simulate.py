@@ -13,7 +13,7 @@ from specdec.cli.status_line import StatusLine
 from specdec.config import EngineConfig
 from specdec.errors import ConfigError
 
-_POSITIVE = click.FloatRange(min=0, min_open=True)
+_POSITIVE = click.FloatRange(min=1e-6, max=1e9)
 _COUNT = click.IntRange(min=1)
 _FILE = click.Path(dir_okay=False, path_type=Path)
 
@@ -29,7 +29,7 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 )
 @click.option("--show-profile", is_flag=True, help="Print the profile's arithmetic and exit.")
 @click.option("--policy", "policies", multiple=True, default=("auto",), show_default=True, help="off, auto, all, fixed:K; may be repeated.")
-@click.option("--drafter", default="head", show_default=True, help="One of the profile's: ngram, head, model.")
+@click.option("--drafter", help="One of the profile's: ngram, head, model; the first of head, ngram that it has if not given.")
 @click.option(
     "--acceptance", default="0.6", show_default=True, help="Chance of a draft token: a rate, rates per depth (0.8,0.7,0.5), or FILE.json."
 )
@@ -51,7 +51,11 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 @click.option("--num-pages", type=_COUNT, help="KV pages of 16 tokens; the profile's pool if not given.")
 @click.option("--prefix-cache/--no-prefix-cache", default=True, show_default=True, help="Share the KV of equal prompt beginnings.")
 @click.option(
-    "--noise", type=click.FloatRange(min=0), default=0.0, show_default=True, help="Sigma of a lognormal factor on each step's seconds."
+    "--noise",
+    type=click.FloatRange(min=0, max=10),
+    default=0.0,
+    show_default=True,
+    help="Sigma of a lognormal factor on each step's seconds.",
 )
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of acceptance and noise.")
 @click.option("--json", "output", type=_FILE, help="Write the results there as JSON.")
@@ -70,11 +74,12 @@ def command(**options: Any) -> int:  # click's option values, each read by name 
         return 0
     if options["trace"] is None:
         raise click.UsageError("Missing option '--trace'.")
+    options["drafter"] = options["drafter"] or next(name for name in ("head", *profile.drafters) if name in profile.drafters)
     if options["concurrency"] is not None and options["load"] != 1.0:
         raise click.UsageError("--load scales the trace's arrivals, and --concurrency does not use them: give one of them.")
     for name in ("output", "plot"):
-        if options[name] is not None and not options[name].parent.is_dir():
-            raise ConfigError(f"{options[name]}: the folder {options[name].parent} does not exist")
+        if options[name] is not None:
+            check_writable(options[name])
 
     from specdec.scheduler.simulator.report import format_report
 
@@ -126,12 +131,22 @@ def _run_all(profile: Any, options: dict[str, Any]) -> list[dict[str, Any]]:  # 
         )
         run = simulate(scenario, partial(_show, line, policy.name))
         reports.append(build_report(run, scenario, {**case, "policy": policy.name, "engine": scenario.engine_config.to_dict()}))
+        line.say(f"{policy.name}: {len(trace)} requests done")
     line.clear()
     return reports
 
 
 def _show(line: StatusLine, policy: str, done: int, total: int) -> None:
     line.show(f"{policy}: {done} of {total} requests")
+
+
+def check_writable(path: Path) -> None:
+    """Raises ConfigError unless a file can be written there: better before a long run than after it."""
+    try:
+        with path.open("a", encoding="utf-8"):
+            pass
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror}") from error
 
 
 _NOT_IN_CASE = ("policies", "output", "plot", "show_profile")

@@ -66,6 +66,11 @@ def test_prompts_without_blocks_share_nothing() -> None:
         (('{"timestamp": 0, "input_length": 600, "output_length": 5, "hash_ids": [1]}',), "need 2 hash_ids, got 1"),
         (('{"timestamp": 0}',), "request 1 of the trace .* KeyError"),
         (("TIMESTAMP,ContextTokens,GeneratedTokens", "2023-11-16 18:17:03.97,5"), "IndexError"),
+        (("ARRIVAL_S,PROMPT_TOKENS,OUTPUT_TOKENS", "0,5,5", "inf,5,5"), "request 2 of the trace .* must come within 1e.11 s, got inf"),
+        (("ARRIVAL_S,PROMPT_TOKENS,OUTPUT_TOKENS", "nan,5,5"), "must come within 1e.11 s, got nan"),
+        (("ARRIVAL_S,PROMPT_TOKENS,OUTPUT_TOKENS", "0,1000000000,5"), "needs 1 to 10000000 of each, got 1000000000 prompt and 5"),
+        (("ARRIVAL_S,PROMPT_TOKENS,OUTPUT_TOKENS", "0,5," + "9" * 400), "5 prompt and a number of 400 digits generated tokens"),
+        (('{"timestamp": 1, "input_length": Infinity, "output_length": 5}',), "request 1 of the trace .* OverflowError"),
     ],
 )
 def test_wrong_traces_are_told_where(tmp_path: Path, lines: tuple[str, ...], words: str) -> None:
