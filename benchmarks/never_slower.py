@@ -33,7 +33,8 @@ from never_slower_report import AUTO, Run, Step, chart, errors_line, failures, t
 
 from specdec.drafters.base import Drafter, DraftRow
 from specdec.engine import Engine
-from specdec.eval.datasets import spread_prompts
+from specdec.errors import SpecdecError
+from specdec.eval.datasets import load_prompts, spread_prompts
 from specdec.eval.machine import BUSY_CORES, busy_cores, describe_machine, versions
 from specdec.llm import LLM
 from specdec.plan import BatchPlan, Event, RowOutcome, StepCost
@@ -184,9 +185,12 @@ def is_complete(runs: Iterable[Run], round_: int, concurrency: int, policies: It
 def load_runs(arguments: argparse.Namespace) -> list[Run]:
     if arguments.json is None or not arguments.json.exists():
         return []
-    kept = json.loads(arguments.json.read_text("utf-8"))
     own = {name: str(getattr(arguments, name)) for name in CASE}
-    differing = [name for name in CASE if kept["case"][name] != own[name]]
+    try:
+        kept = json.loads(arguments.json.read_text("utf-8"))
+        differing = [name for name in CASE if kept["case"][name] != own[name]]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise SystemExit(f"{arguments.json} holds no runs of this script ({type(error).__name__}): give another file") from None
     if differing:
         raise SystemExit(f"{arguments.json} holds runs with another {', '.join(differing)}: give another file")
     return [Run(**{**run, "steps": tuple(tuple(step) for step in run["steps"])}) for run in kept["runs"]]
@@ -285,12 +289,28 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--markdown", type=Path)
     parser.add_argument("--plot", type=Path)
     arguments = parser.parse_args(argv)
-    arguments.max_tokens = arguments.max_tokens or (200 if arguments.hostile else 48)
+    arguments.max_tokens = (200 if arguments.hostile else 48) if arguments.max_tokens is None else arguments.max_tokens
+    least = {"rounds": arguments.rounds, "requests": arguments.requests, "max-tokens": arguments.max_tokens, "longest": arguments.longest}
+    for name, value in {**least, "concurrency": min(arguments.concurrency)}.items():
+        if value < 1:
+            parser.error(f"--{name} must be 1 or more, got {value}")
+    if not arguments.hostile and (AUTO not in arguments.policies or len(set(arguments.policies)) < 2):
+        parser.error(f"--policies must name {AUTO} and at least one other, got {' '.join(map(str, arguments.policies))}")
+    try:
+        load_prompts([arguments.prompts])
+    except SpecdecError as error:
+        parser.error(str(error))
+    if not arguments.hostile:
+        load_runs(arguments)  # a file of another case is told now
     return arguments
 
 
 def _policy(text: str) -> str | int:
-    return text if text in (AUTO, OFF) else int(text)
+    if text in (AUTO, OFF):
+        return text
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be {AUTO}, {OFF} or a number of nodes from 1, got {text!r}")
+    return int(text)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -111,6 +111,33 @@ def test_policies_take_turns_and_runs_are_kept(
         script.main([*command, "--requests", "5"])
 
 
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--rounds", "0"], "--rounds must be 1 or more, got 0"),
+        (["--concurrency", "4", "0"], "--concurrency must be 1 or more, got 0"),
+        (["--max-tokens", "-4"], "--max-tokens must be 1 or more, got -4"),
+        (["--policies", "off", "2"], "--policies must name auto and at least one other"),
+        (["--policies", "auto"], "--policies must name auto and at least one other"),
+        (["--policies", "auto", "0"], "must be auto, off or a number of nodes from 1, got '0'"),
+        (["--prompts", "/nowhere/p.jsonl"], "cannot read the prompt file"),
+    ],
+)
+def test_what_cannot_be_run_is_refused_before_anything_is_loaded(
+    script: ModuleType, case: list[str], options: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        script.main([*case, *options])
+    assert words in capsys.readouterr().err
+
+
+def test_a_file_that_holds_no_runs_is_refused(script: ModuleType, case: list[str], tmp_path: Path) -> None:
+    for text in ("", "{}", "[1]"):
+        (tmp_path / "o.json").write_text(text)
+        with pytest.raises(SystemExit, match="holds no runs of this script"):
+            script.main([*case, "--json", str(tmp_path / "o.json")])
+
+
 def test_a_hostile_drafter_is_run_against_none(script: ModuleType, case: list[str], tmp_path: Path) -> None:
     output = tmp_path / "o.json"
     script.main([*case, "--hostile", "--rounds", "2", "--json", str(output)])
