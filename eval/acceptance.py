@@ -138,14 +138,14 @@ def run_acceptance(
     A drafter that loads weights needs an engine that was started with it; all others share the first engine.
 
     Args:
-        config: the engine's options; its `drafter` is not used, and all that a drafter proposes is verified.
+        config: the engine's options; its `drafter` is not used. With `draft_budget` all, what a drafter proposes is verified
+            whether it pays or not.
         drafters: drafter specs.
         say: told about loading and skipped rows.
         progress: told after every request.
     """
     from specdec.engine import Engine
 
-    config = replace(config, draft_budget="all")
     heavy = [spec for spec in drafters if loads_weights(spec)]
     first = heavy[0] if heavy else OFF
     engine = Engine.from_config(replace(config, drafter=first), progress=say)

@@ -102,7 +102,9 @@ def format_table(report: dict[str, Any]) -> str:
     for name, first in results[0]["categories"].items():
         lengths = [f"{result['categories'][name]['acceptance_length']:.2f}" for result in results]
         categories.append([name, str(first["requests"]), *lengths])
-    parts = [align(totals), align(categories)]
+    budget = report["case"]["config"]["draft_budget"]
+    note = "all of every draft is verified, whether it pays or not; --draft-budget auto lets the engine choose"
+    parts = [align(totals), *([note] if budget == "all" else []), align(categories)]
     for result in results:
         if result["first_divergence"] is not None:
             at = result["first_divergence"]

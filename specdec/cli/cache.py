@@ -41,7 +41,12 @@ def clear(words: tuple[str, ...], yes: bool) -> int:
     kept = [] if words else [entry for entry in entries if entry not in chosen]
     if chosen:
         click.echo(f"{_table(chosen)}\n")
-        if not yes and not click.confirm(f"Remove {_count(chosen)} from {cache_root()}?"):
+        try:
+            sure = yes or click.confirm(f"Remove {_count(chosen)} from {cache_root()}?")
+        except click.Abort:  # also where there is nobody to ask
+            click.echo("\nnothing was removed; --yes does not ask", err=True)
+            return 1
+        if not sure:
             click.echo("nothing was removed")
             return 1
     freed = sum(remove_entry(entry) for entry in chosen)

@@ -27,7 +27,7 @@ def _run_options(options: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 @command.command("acceptance", short_help="Acceptance length, speed, and identity with 'off'.")
-@engine_options(without=("drafter",), extra=_run_options)
+@engine_options(without=("drafter",), defaults={"draft_budget": "all"}, extra=_run_options)
 @click.option("--drafter", "drafters", multiple=True, required=True, help="A drafter spec; may be repeated.")
 @click.option(
     "--data",
@@ -54,7 +54,8 @@ def acceptance(
     """Run MODEL without a drafter and with each --drafter, on the same prompts and seeds.
 
     Prints acceptance length per category, where the seconds went, speed against 'off', and whether the ids were those
-    of 'off'. The status is 1 where they were not.
+    of 'off'. The status is 1 where they were not. All that a drafter proposes is verified, so that the drafter is measured
+    and not the engine's choice, which may be to draft less or nothing: for that, --draft-budget auto.
     """
     from specdec.drafters.registry import check_spec
 

@@ -171,14 +171,16 @@ def _show(event: Event) -> None:
 
 
 def summary(choices: Sequence[Choice], seconds: float) -> str:
-    """The closing line: speed over the wall time, pooled acceptance length, and where the seconds went."""
+    """The closing line: speed once the prompt was read, pooled acceptance length, and where the seconds went."""
     tokens = sum(len(choice.token_ids) for choice in choices)
     verifies = sum(choice.stats.verifies for choice in choices)
     length = sum(choice.stats.emitted for choice in choices) / verifies if verifies else 1.0
     draft = sum(choice.stats.draft_s for choice in choices)
     verify = sum(choice.stats.verify_s for choice in choices)
-    other = max(0.0, seconds - draft - verify)
+    prefill = sum(choice.stats.prefill_s for choice in choices)
+    other = max(0.0, seconds - prefill - draft - verify)
+    decoding = max(1e-9, seconds - prefill)
     return (
-        f"{tokens} tokens, {tokens / seconds:.1f} tokens/s, acceptance length {length:.2f}; "
+        f"{tokens} tokens, {tokens / decoding:.1f} tokens/s after {prefill:.2f} s of prefill, acceptance length {length:.2f}; "
         f"draft {draft:.2f} s, verify {verify:.2f} s, other {other:.2f} s"
     )

@@ -34,6 +34,9 @@ _SAMPLING: Mapping[str, Any] = {
 }
 
 
+_NO_DEFAULTS: Mapping[str, Any] = {}
+
+
 def _bias(value: str) -> tuple[int, float]:
     """`ID=NUMBER` as a pair."""
     token, _, addend = value.partition("=")
@@ -54,7 +57,10 @@ _REPEATED: Mapping[str, tuple[str, Any]] = {
 
 
 def engine_options(
-    *, without: Collection[str] = (), extra: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None
+    *,
+    without: Collection[str] = (),
+    defaults: Mapping[str, Any] = _NO_DEFAULTS,
+    extra: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None,
 ) -> Callable[[Command], Command]:
     """Adds the MODEL argument, one option per EngineConfig field and `--show-config`.
 
@@ -62,13 +68,14 @@ def engine_options(
 
     Args:
         without: fields that the command sets by itself.
+        defaults: those of the command, where they are not the engine's.
         extra: makes, of the command's own options, what `--show-config` shows beside the engine's.
     """
 
     def decorate(command: Command) -> Command:
         @functools.wraps(command)
         def wrapper(show_config: bool, **options: Any) -> Any:
-            values = {name: options.pop(name) for name in _option_fields(without)}
+            values = {name: options.pop(name) for name in _option_fields(without, defaults)}
             config = EngineConfig.from_dict({"model": options.pop("model"), **values})
             if show_config:
                 click.echo(json.dumps({**config.to_dict(), **(extra(options) if extra else {})}, indent=2))
@@ -78,7 +85,7 @@ def engine_options(
         decorated: Command = click.option("--show-config", is_flag=True, help="Print the effective configuration as JSON and exit.")(
             wrapper
         )
-        for option in reversed(list(_option_fields(without).values())):
+        for option in reversed(list(_option_fields(without, defaults).values())):
             decorated = option(decorated)
         return click.argument("model", default=EngineConfig.model, metavar="[MODEL]")(decorated)
 
@@ -100,10 +107,10 @@ def sampling_options(command: Command) -> Command:
     return command
 
 
-def _option_fields(without: Collection[str]) -> dict[str, Callable[[Command], Command]]:
+def _option_fields(without: Collection[str], defaults: Mapping[str, Any]) -> dict[str, Callable[[Command], Command]]:
     hints, texts = get_type_hints(EngineConfig), _attribute_texts(EngineConfig)
     return {
-        field.name: _option(field, hints[field.name], texts[field.name], field.default)
+        field.name: _option(field, hints[field.name], texts[field.name], defaults.get(field.name, field.default))
         for field in fields(EngineConfig)
         if field.name != "model" and field.name not in without
     }

@@ -155,7 +155,7 @@ def test_clear_what_is_named(root: Path, words: list[str], gone: set[str]) -> No
     assert before - files(root) == gone
 
 
-@pytest.mark.parametrize(("answer", "status"), [("y\n", 0), ("n\n", 1), ("\n", 1)])
+@pytest.mark.parametrize(("answer", "status"), [("y\n", 0), ("n\n", 1), ("\n", 1), ("", 1)])
 def test_clear_asks(root: Path, answer: str, status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     import io
 

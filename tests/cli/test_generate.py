@@ -83,7 +83,7 @@ def test_text_and_summary(capsys: pytest.CaptureFixture[str]) -> None:
     loading, summary = shown.err.splitlines()
     assert loading == "loading the model"
     assert summary.startswith("4 tokens, ")
-    assert "acceptance length 2.00; draft 0.25 s, verify 0.50 s, other" in summary
+    assert "of prefill, acceptance length 2.00; draft 0.25 s, verify 0.50 s, other" in summary
     engine = ScriptedEngine.last
     assert engine.params == SamplingParams(max_tokens=256, temperature=0.0, seed=4, stop=("x", "y"))
     assert engine.prompt == [ord(char) for char in "<u>hi"]

@@ -95,6 +95,18 @@ def test_table_leaves_folders_out(engines: list[Any]) -> None:
     assert "/some/folder" not in format_table(report)
 
 
+def test_all_of_a_draft_is_verified_unless_the_engine_is_to_choose(engines: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["eval", "acceptance", "--drafter", "ngram", "--data", "x.jsonl", "--show-config"]
+    for options, budget in (([], "all"), (["--draft-budget", "auto"], "auto"), (["--draft-budget", "3"], 3)):
+        assert run([*command, *options]) == 0
+        assert json.loads(capsys.readouterr().out)["draft_budget"] == budget
+        config = EngineConfig(draft_budget=budget)
+        evaluation = run_acceptance(config, ["ngram"], ROWS, Settings(max_tokens=13))
+        assert engines[-1].config.draft_budget == budget
+        told = format_table(build_report(evaluation, config, Settings(max_tokens=13), data=[], limit=None))
+        assert ("whether it pays or not" in told) == (budget == "all")
+
+
 def test_engines_are_shared_where_no_weights_are_loaded(engines: list[Any]) -> None:
     evaluation = evaluate(["ngram", "model:/a", "off", "model:/b", "ngram"])
     assert [run.drafter for run in evaluation.runs] == ["off", "ngram", "model:/a", "model:/b"]
