@@ -344,7 +344,7 @@ def _probabilities(
         drawn: tokens per row.
         temperatures: R temperatures.
     """
-    scale = torch.tensor([t if t > 0 else 1.0 for t in temperatures])
+    scale = torch.tensor([t if t > 0 else 1.0 for t in temperatures], dtype=torch.float32)
     totals = log_sum_exp(logits, scale).tolist()
     width = max((len(tokens) for tokens in drawn), default=0)
     ids = torch.tensor([[token for token, _ in tokens] + [0] * (width - len(tokens)) for tokens in drawn], device=logits.device)

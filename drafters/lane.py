@@ -47,12 +47,13 @@ class Lane:
         self.name = name
         self.drafter = drafter
         self.needs = drafter.needs
-        self.default_limit = int(drafter.default_limit)
-        if not isinstance(self.needs, DraftNeeds) or not 1 <= self.default_limit <= _MOST_NODES:
+        limit = drafter.default_limit
+        if not isinstance(self.needs, DraftNeeds) or not isinstance(limit, (int, np.integer)) or not 1 <= limit <= _MOST_NODES:
             raise DrafterError(
                 f"drafter {name}: needs must be a DraftNeeds and default_limit between 1 and {_MOST_NODES}, "
-                f"got {self.needs!r} and {drafter.default_limit!r}"
+                f"got {self.needs!r} and {limit!r}"
             )
+        self.default_limit = int(limit)
         self.failed = False
         self.errors: Counter[str] = Counter()
         self.last_error: str | None = None

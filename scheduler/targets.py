@@ -59,6 +59,6 @@ def check_ttft(target_s: float, predicted_s: float) -> None:
     """
     if predicted_s > target_s:
         raise OverloadedError(
-            f"the first token is predicted after {predicted_s * 1e3:.0f} ms, and target_ttft_ms is {target_s * 1e3:.0f}: "
-            f"try again later, or allow more"
+            f"the first token is predicted after {predicted_s * 1e3:.3g} ms, and target_ttft_ms is {target_s * 1e3:.3g}: "
+            f"allow more, or try again when less is under way"
         )

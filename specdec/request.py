@@ -264,7 +264,7 @@ class Scheduling:
         if not isinstance(self.priority, int) or isinstance(self.priority, bool):
             raise RequestError(f"priority must be an integer, got {self.priority!r}", param="priority")
         if self.max_draft is not None and not _is_id(self.max_draft):
-            raise RequestError(f"max_draft must be an integer of 0 or more, or None, got {self.max_draft!r}", param="max_draft")
+            raise RequestError(f"max_draft must be an integer from 0 to {2**31 - 1}, or None, got {self.max_draft!r}", param="max_draft")
         for name in ("target_itl_ms", "target_ttft_ms"):
             value = getattr(self, name)
             is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and _is_finite(value)

@@ -189,6 +189,14 @@ def test_logits_that_allow_no_token_end_that_draft_only(tiny):
         assert [len(tree) for tree in drafter.propose(rows)] == [0, 1]
 
 
+def test_a_temperature_that_is_a_whole_number_is_a_temperature(tiny):
+    whole, real = (
+        drafter_of(tiny).propose([make_row(tiny_prompt(9), limit=4, params=SamplingParams(temperature=t), seed=3)])[0] for t in (2, 2.0)
+    )
+    assert len(whole) == 4 and whole.tokens.tolist() == real.tokens.tolist()
+    assert whole.confidence.tolist() == real.confidence.tolist()
+
+
 def test_another_tokenizer_is_refused(tiny):
     class Tokenizer:
         def get_vocab(self):

@@ -17,7 +17,8 @@ from specdec.tree import DraftTree
 
 
 class _Boundless(Drafter):
-    default_limit = 10**9
+    def __init__(self, limit: object) -> None:
+        self.default_limit = limit  # type: ignore[assignment]
 
     def propose(self, rows: Sequence[DraftRow]) -> list[DraftTree]:
         raise AssertionError("never asked")
@@ -34,8 +35,10 @@ class _Mute(Drafter):
 
 
 def test_a_limit_that_no_step_can_have_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DrafterError, match="default_limit between 1 and 4096"):
-        LLM(str(write_tiny_checkpoint(tmp_path)), drafter=_Boundless())
+    model = str(write_tiny_checkpoint(tmp_path))
+    for wrong in (10**9, 0, "x", float("inf"), 2.5):
+        with pytest.raises(DrafterError, match="default_limit between 1 and 4096"):
+            LLM(model, drafter=_Boundless(wrong))
     for limit in (0, 257):
         with pytest.raises(ConfigError, match=f"grammar: limit must be between 1 and 256, got {limit}"):
             check_options(limit)
