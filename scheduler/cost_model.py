@@ -28,6 +28,7 @@ _REACH = 6.0  # a size corrects its neighbours too, less and less up to 64 times
 _RING = 1024
 _ALL_STEPS = 64  # that the small costs are learned from; later every so many are enough, and cost the host less
 _SMALL_EVERY = 4
+_SMALL_SIZES = 4  # of the table, that tell the machine's pace
 _CATCH_UP_SHARE = 0.1  # of the target's own seconds per prompt token: what a drafter is taken to need before it is measured
 
 
@@ -119,6 +120,8 @@ class CostModel:
         self._kv_token_s = table.kv_token_s
         self._drafts: dict[str, LinearCost] = {name: LinearCost(own, measured=True) for name, own in table.drafts.items()}
         self._deepest: dict[str, int] = dict.fromkeys(table.drafts, table.deepest)
+        self._pace = 1.0  # seconds of small forwards over the table's: the machine may have been slower or faster then
+        self._pace_then: dict[str, float] = {}  # when a drafter was last timed
         first = table.seconds[0]
         self._sample = LinearCost((0.01 * first, 0.001 * first))
         self._commit = LinearCost((0.002 * first, 0.0005 * first))
@@ -147,11 +150,11 @@ class CostModel:
 
     def draft_s(self, name: str, rows: int, depth: int, catch_up: int = 0) -> float:
         """Seconds of a drafter's call for so many rows, so many levels deep, with so many tokens to catch up with."""
-        return self._draft(name).predict(DraftWork(rows, depth, catch_up).features) if rows else 0.0
+        return self._drift(name) * self._draft(name).predict(DraftWork(rows, depth, catch_up).features) if rows else 0.0
 
     def catch_up_token_s(self, name: str) -> float:
         """Seconds per committed token that a drafter has to catch up with."""
-        return self._draft(name).coefficients[4]
+        return self._drift(name) * self._draft(name).coefficients[4]
 
     def deepest_draft(self, name: str) -> int:
         """The most levels that the drafter was called for so far; 0 for one that never was."""
@@ -159,12 +162,15 @@ class CostModel:
 
     def draft_coefficients(self, name: str) -> Sequence[float]:
         """Seconds of a call per 1, row, level, row x level and token to catch up with."""
-        return self._draft(name).coefficients
+        drift = self._drift(name)
+        return [drift * own for own in self._draft(name).coefficients]
 
     def predict(self, work: StepWork) -> StepCost:
         """Seconds of a step, by kind."""
         return StepCost(
-            draft_s={name: self._draft(name).predict(draft.features) for name, draft in work.drafts.items()} if work.drafts else _NOTHING,
+            draft_s={name: self._drift(name) * self._draft(name).predict(draft.features) for name, draft in work.drafts.items()}
+            if work.drafts
+            else _NOTHING,
             verify_s=self.verify_one_s(work.tokens, work.kv_tokens),
             sample_s=self._sample.predict((1, work.logit_rows)),
             commit_s=self._commit.predict((1, work.requests)),
@@ -196,6 +202,8 @@ class CostModel:
         for name, draft in work.drafts.items():
             if name in cost.draft_s:
                 self._deepest[name] = max(self._deepest.get(name, 0), draft.depth)
+                self._draft(name).scale(self._drift(name))
+                self._pace_then[name] = self._pace
                 self._draft(name).observe(draft.features, cost.draft_s[name])
         if self._num_steps <= _ALL_STEPS or self._num_steps % _SMALL_EVERY == 0:
             self._sample.observe((1, work.logit_rows), cost.sample_s)
@@ -230,10 +238,19 @@ class CostModel:
                 self._seconds[index] *= math.exp(moved * weight)
                 self._seen[index] += weight
         curve = self._seconds
+        small = range(min(_SMALL_SIZES, len(curve)))
+        self._pace = math.exp(sum([math.log(curve[index] / self.table.seconds[index]) for index in small]) / len(small))
         for index in range(anchor + 1, len(curve)):
             curve[index] = max(curve[index], curve[index - 1])
         for index in range(anchor - 1, -1, -1):
             curve[index] = min(curve[index], curve[index + 1])
+
+    def _drift(self, name: str) -> float:
+        """By how much the machine has become slower since a drafter was last timed, to judge by the target's forwards.
+
+        A drafter that is not asked is not timed, and one that was timed on a busy machine would never be asked again.
+        """
+        return self._pace / self._pace_then.get(name, 1.0)
 
     @property
     def _slope(self) -> float:
@@ -252,6 +269,7 @@ class CostModel:
         if known is None:
             step = 0.01 * self.verify_one_s(1)
             known = self._drafts[name] = LinearCost((step, step / 40, step, step / 40, _CATCH_UP_SHARE * self._slope))
+            self._pace_then[name] = self._pace
         return known
 
 

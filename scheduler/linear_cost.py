@@ -54,6 +54,12 @@ class LinearCost:
     def predict(self, features: Sequence[float]) -> float:
         return sum([a * x for a, x in zip(self.coefficients, features, strict=True)])
 
+    def scale(self, factor: float) -> None:
+        """Everything takes `factor` times as long from now on."""
+        if factor != 1.0:
+            self.coefficients = [factor * own for own in self.coefficients]
+            self._spread = [[factor * factor * own for own in row] for row in self._spread]
+
     def observe(self, features: Sequence[float], seconds: float) -> None:
         """Learns from one step."""
         predicted = max(self.predict(features), 1e-9)

@@ -129,3 +129,18 @@ def test_tables_survive_json_and_refuse_nonsense() -> None:
     for tokens, seconds in (((2, 3), (1.0, 1.0)), ((1, 1), (1.0, 1.0)), ((1,), (0.0,)), ((1, 2), (1.0,))):
         with pytest.raises(ValueError, match="seconds"):
             CostTable(tokens, seconds)
+
+
+def test_a_drafter_that_is_not_asked_goes_with_the_pace_of_the_machine() -> None:
+    """Measured while the machine was busy, three times too slow: what the target's forwards tell holds for the drafter too."""
+    table = CostTable.measured({size: 0.03 * (1 + size / 16) for size in GRID}, drafts={"m": (3e-3, 0.0, 3e-2, 3e-3, 3e-4)}, deepest=4)
+    costs = CostModel(table)
+    before = costs.draft_s("m", 2, 3)
+    for _ in range(120):
+        costs.observe(StepWork(2, 100, 2, 2), StepCost(verify_s=0.01 * (1 + 2 / 16)))
+    assert costs.draft_s("m", 2, 3) == pytest.approx(before / 3, rel=0.1)
+    assert costs.catch_up_token_s("m") == pytest.approx(1e-4, rel=0.1)
+    work = StepWork(2, 100, 2, 2, {"m": DraftWork(2, 3)})
+    for _ in range(20):  # timed anew: its own seconds count
+        costs.observe(work, StepCost({"m": 0.02}, 0.01 * (1 + 2 / 16)))
+    assert costs.draft_s("m", 2, 3) == pytest.approx(0.02, rel=0.1)
