@@ -1,7 +1,7 @@
 """Weights in the form that a model runs in, kept in a cache so that a second start maps them and is fast.
 
     $SPECDEC_CACHE/converted/<key>/model.safetensors       key: identity of the checkpoint's files, scheme, format versions
-                                  /source.json             which checkpoint, for `specdec cache`, and to tell what is superseded
+                                  /source.json             which checkpoint, for `specdec cache`
 
 A file appears by one rename, so that a killed or concurrent writer leaves either nothing or a whole one.
 """
@@ -14,7 +14,6 @@ import hashlib
 import json
 import math
 import os
-import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -112,7 +111,6 @@ def write_converted(conversion: Conversion, target: Path, progress: Callable[[st
         raise
     with contextlib.suppress(OSError):  # it is for people; the weights are there
         _write_source(conversion, target.with_name("source.json"))
-        _remove_superseded(target.with_name("source.json"))
 
 
 def convert_in_memory(conversion: Conversion, progress: Callable[[str], None]) -> dict[str, Tensor]:
@@ -219,22 +217,8 @@ def _write_source(conversion: Conversion, path: Path) -> None:
         "format": conversion.precision.weights,
         "size": stat.st_size,
         "mtime": stat.st_mtime,
-        "layout": LAYOUT_VERSION,
     }
     path.write_text(json.dumps(values), "utf-8")
-
-
-def _remove_superseded(own: Path) -> None:
-    """Removes what was made of the same file in the same format when it was another one, or the layout was: nobody looks for it."""
-    mine = json.loads(own.read_text("utf-8"))
-    for path in own.parent.parent.glob("*/source.json"):
-        try:
-            values = json.loads(path.read_text("utf-8"))
-        except (OSError, ValueError):
-            continue
-        same = all(values.get(name) == mine[name] for name in ("path", "format")) if isinstance(values, dict) else False
-        if same and values != mine:
-            shutil.rmtree(path.parent, ignore_errors=True)
 
 
 def _reserve(descriptor: int, size: int) -> None:

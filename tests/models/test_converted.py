@@ -150,23 +150,6 @@ def test_what_a_killed_writer_left_is_removed_and_what_another_writes_is_not(sou
     assert not old.exists() and new.exists() and held.exists()
 
 
-def test_what_an_older_layout_or_file_left_is_removed_and_other_formats_are_not(source, cache):
-    _load(source)
-    (file,) = cache.rglob("*.safetensors")
-    values = json.loads(file.with_name("source.json").read_text())
-    others = {"layout": {"layout": -1}, "file": {"size": 1}, "format": {"format": "int3"}, "path": {"path": "/elsewhere"}}
-    for name, change in others.items():
-        folder = file.parent.with_name(name)
-        folder.mkdir()
-        (folder / "model.safetensors").write_bytes(b"x")
-        (folder / "source.json").write_text(json.dumps({**values, **change}))
-    (file.parent.with_name("odd")).mkdir()
-    (file.parent.with_name("odd") / "source.json").write_text("[1]")
-    file.unlink()
-    _load(source)
-    assert {path.name for path in file.parent.parent.iterdir()} == {file.parent.name, "format", "path", "odd"}
-
-
 def test_concurrent_loads_agree(source, cache):
     results = []
     threads = [threading.Thread(target=lambda: results.append(_load(source)[0])) for _ in range(4)]
