@@ -142,6 +142,8 @@ def _show(line: StatusLine, policy: str, done: int, total: int) -> None:
 
 def check_writable(path: Path) -> None:
     """Raises ConfigError unless a file can be written there: better before a long run than after it."""
+    if not path.parent.is_dir():
+        raise ConfigError(f"{path}: the folder {path.parent} does not exist")
     try:
         with path.open("a", encoding="utf-8"):
             pass
