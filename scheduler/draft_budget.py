@@ -101,20 +101,10 @@ class DraftBudget:
         token_s = self._token_value.within(cap_s, any([not row.decodes for row in plan.rows]))
         outlook = Outlook(self._costs, base, sum([row.emits for row in plan.rows]), drafting=True, token_s=token_s)
         self._learn_token_s(outlook, sum([row.decodes for row in plan.rows]))
-        if not drafted:
-            for option, counts, asked in self._counts(plan, shapes, are_chains):
-                self.acceptance.of(option).keep(counts, asked)
-            return keep
-        rows, own = [plan.rows[index] for index in drafted], [shapes[index] for index in drafted]
-        is_decided = [shape.confidence is None and row.request.id in self._decided for row, shape in zip(rows, own, strict=True)]
-        if all(is_decided) and outlook.full_s + outlook.node_s(sum([len(shape) for shape in own])) <= cap_s:
-            masks = [within(shape, row.draft_limit, row.depth_limit) for row, shape in zip(rows, own, strict=True)]
-        else:
-            masks = choose_nodes(rows, own, flat, self.acceptance, outlook, cap_s)
-            self._keep_probes(rows, own, masks)
-            self._probe_unverified(rows, own, masks, outlook, cap_s)
-        for index, mask in zip(drafted, masks, strict=True):
-            keep[index] = mask
+        if drafted:
+            rows, own = [plan.rows[index] for index in drafted], [shapes[index] for index in drafted]
+            for index, mask in zip(drafted, self._choose(rows, own, flat, outlook, cap_s), strict=True):
+                keep[index] = mask
         for option, counts, asked in self._counts(plan, shapes, are_chains, keep):
             self.acceptance.of(option).keep(counts, asked)
         return keep
@@ -273,6 +263,18 @@ class DraftBudget:
         return most if nodes is None else min(most, nodes)
 
     # After drafting
+
+    def _choose(
+        self, rows: Sequence[Row], shapes: Sequence[DraftShape], flat: FlatDrafts | None, outlook: Outlook, cap_s: float
+    ) -> list[Mask]:
+        """The nodes of non-empty drafts that are verified, those of probes among them."""
+        is_decided = [shape.confidence is None and row.request.id in self._decided for row, shape in zip(rows, shapes, strict=True)]
+        if all(is_decided) and outlook.full_s + outlook.node_s(sum([len(shape) for shape in shapes])) <= cap_s:
+            return [within(shape, row.draft_limit, row.depth_limit) for row, shape in zip(rows, shapes, strict=True)]
+        masks = choose_nodes(rows, shapes, flat, self.acceptance, outlook, cap_s)
+        self._keep_probes(rows, shapes, masks)
+        self._probe_unverified(rows, shapes, masks, outlook, cap_s)
+        return masks
 
     def _learn_token_s(self, outlook: Outlook, decoding: int) -> None:
         """Follows what a token takes without drafts."""
