@@ -1,6 +1,6 @@
 """What a step costs, by what is in it: predicted before it runs, corrected by what it took. No torch, no clock.
 
-verify   a table over token rows x corrections learned per size, + seconds per KV token read
+verify   a table over token rows and KV tokens read, x corrections learned per size, see `verify_curve`
 draft    per drafter, linear in rows, steps, rows x steps and tokens to catch up with
 sample   linear in logit rows;   commit, host   linear in requests
 
@@ -9,8 +9,6 @@ All of it is plain numbers: a step asks for a few sizes, and arrays that small c
 
 from __future__ import annotations
 
-import math
-from bisect import bisect_left
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,14 +19,13 @@ from numpy.typing import NDArray
 
 from specdec.plan import BatchPlan, StepCost
 from specdec.scheduler.cost_table import CostTable
-from specdec.scheduler.linear_cost import LinearCost, correction
+from specdec.scheduler.linear_cost import LinearCost
 from specdec.scheduler.options import parts_of
+from specdec.scheduler.verify_curve import VerifyCurve
 
-_REACH = 6.0  # a size corrects its neighbours too, less and less up to 64 times as large or small: prompts say little of decoding
 _RING = 1024
 _ALL_STEPS = 64  # that the small costs are learned from; later every so many are enough, and cost the host less
 _SMALL_EVERY = 4
-_SMALL_SIZES = 4  # of the table, that tell the machine's pace
 _CATCH_UP_SHARE = 0.1  # of the target's own seconds per prompt token: what a drafter is taken to need before it is measured
 
 
@@ -102,6 +99,8 @@ class CostModel:
         table: what verifying and drafting cost to begin with.
 
     Attributes:
+        table: the one it started from.
+        curve: what verifying costs.
         history: (predicted, observed) seconds of the last steps, the oldest first.
     """
 
@@ -113,15 +112,10 @@ class CostModel:
         self.table = table
         self.history: deque[tuple[StepCost, StepCost]] = deque(maxlen=_RING)
         self._num_steps = 0
-        self._grid = list(table.tokens)
-        self._log_grid = [math.log2(size) for size in self._grid]
-        self._seconds = list(table.seconds)  # as corrected
-        self._seen = [float(table.weight)] * len(self._grid)
-        self._kv_token_s = table.kv_token_s
+        self.curve = VerifyCurve(table)
         self._drafts: dict[str, LinearCost] = {name: LinearCost(own, measured=True) for name, own in table.drafts.items()}
         self._deepest: dict[str, int] = dict.fromkeys(table.drafts, table.deepest)
-        self._pace = 1.0  # seconds of small forwards over the table's: the machine may have been slower or faster then
-        self._pace_then: dict[str, float] = {}  # when a drafter was last timed
+        self._pace_then: dict[str, float] = {}  # the curve's, when a drafter was last timed
         first = table.seconds[0]
         self._sample = LinearCost((0.01 * first, 0.001 * first))
         self._commit = LinearCost((0.002 * first, 0.0005 * first))
@@ -131,22 +125,11 @@ class CostModel:
 
     def verify_s(self, tokens: NDArray[np.float64] | NDArray[np.int64], kv_tokens: float = 0.0) -> NDArray[np.float64]:
         """Seconds of forwards of so many token rows ([n], at least 1 each, maybe broken) that read `kv_tokens` of KV; ascending in both."""
-        seconds: NDArray[np.float64] = np.interp(tokens, self._grid, self._seconds)
-        seconds += self._slope * np.maximum(tokens - self._grid[-1], 0) + self._kv_token_s * kv_tokens
-        return seconds
+        return self.curve.many_s(tokens, kv_tokens)
 
     def verify_one_s(self, tokens: float, kv_tokens: float = 0.0) -> float:
         """The same for one size, which need not be whole."""
-        grid, seconds = self._grid, self._seconds
-        place = bisect_left(grid, tokens)
-        if place == len(grid):
-            own_s = seconds[-1] + self._slope * (tokens - grid[-1])
-        elif grid[place] == tokens:
-            own_s = seconds[place]
-        else:
-            left, left_s = grid[place - 1], seconds[place - 1]
-            own_s = left_s + (seconds[place] - left_s) * ((tokens - left) / (grid[place] - left))
-        return own_s + self._kv_token_s * kv_tokens
+        return self.curve.one_s(tokens, kv_tokens)
 
     def draft_s(self, name: str, rows: int, depth: int, catch_up: int = 0) -> float:
         """Seconds of a drafter's call for so many rows, so many levels deep, with so many tokens to catch up with."""
@@ -180,7 +163,7 @@ class CostModel:
     @property
     def kv_token_s(self) -> float:
         """Seconds per token of KV read."""
-        return self._kv_token_s
+        return self.curve.kv_token_s
 
     @property
     def logit_row_s(self) -> float:
@@ -198,12 +181,12 @@ class CostModel:
         self.history.append((predicted or self.predict(work), cost))
         self._num_steps += 1
         if cost.verify_s > 0:
-            self._observe_verify(work, cost.verify_s)
+            self.curve.observe(work.tokens, work.kv_tokens, cost.verify_s)
         for name, draft in work.drafts.items():
             if name in cost.draft_s:
                 self._deepest[name] = max(self._deepest.get(name, 0), draft.depth)
                 self._draft(name).scale(self._drift(name))
-                self._pace_then[name] = self._pace
+                self._pace_then[name] = self.curve.pace
                 self._draft(name).observe(draft.features, cost.draft_s[name])
         if self._num_steps <= _ALL_STEPS or self._num_steps % _SMALL_EVERY == 0:
             self._sample.observe((1, work.logit_rows), cost.sample_s)
@@ -215,49 +198,12 @@ class CostModel:
         errors = [abs(predicted.total_s / cost.total_s - 1) for predicted, cost in self.history if cost.total_s > 0]
         return float(median(errors)) if errors else None
 
-    def _observe_verify(self, work: StepWork, seconds: float) -> None:
-        """Moves the corrections of sizes near this one most, and shares the error between rows and KV by their part in it.
-
-        The kernel of the update is positive definite, so that sizes which disagree both come right. The curve stays ascending:
-        the sizes on either side give way to the one just seen.
-        """
-        kv_s = self._kv_token_s * work.kv_tokens
-        predicted = self.verify_one_s(work.tokens) + kv_s
-        place = math.log2(max(work.tokens, 1))
-        nearness = [max(0.0, 1 - abs(own - place) / _REACH) for own in self._log_grid]
-        anchor = max(range(len(nearness)), key=nearness.__getitem__)
-        seen = int(self._seen[anchor])
-        moved = correction(math.log(seconds / predicted), seen)
-        kv_share = kv_s / predicted
-        is_first = seen <= 8  # nothing measured yet: the first steps set the scale of all sizes
-        self._kv_token_s *= math.exp(moved * kv_share)
-        moved *= 1 - kv_share
-        for index, near in enumerate(nearness):
-            weight = 1.0 if is_first else near
-            if weight:
-                self._seconds[index] *= math.exp(moved * weight)
-                self._seen[index] += weight
-        curve = self._seconds
-        small = range(min(_SMALL_SIZES, len(curve)))
-        self._pace = math.exp(sum([math.log(curve[index] / self.table.seconds[index]) for index in small]) / len(small))
-        for index in range(anchor + 1, len(curve)):
-            curve[index] = max(curve[index], curve[index - 1])
-        for index in range(anchor - 1, -1, -1):
-            curve[index] = min(curve[index], curve[index + 1])
-
     def _drift(self, name: str) -> float:
         """By how much the machine has become slower since a drafter was last timed, to judge by the target's forwards.
 
         A drafter that is not asked is not timed, and one that was timed on a busy machine would never be asked again.
         """
-        return self._pace / self._pace_then.get(name, 1.0)
-
-    @property
-    def _slope(self) -> float:
-        """Seconds per token row beyond the largest size."""
-        if len(self._grid) < 2:
-            return 0.0
-        return (self._seconds[-1] - self._seconds[-2]) / (self._grid[-1] - self._grid[-2])
+        return self.curve.pace / self._pace_then.get(name, 1.0)
 
     def _draft(self, name: str) -> LinearCost:
         """A drafter's cost; one that was never called is taken to be cheap, which its first call will tell.
@@ -268,8 +214,8 @@ class CostModel:
         known = self._drafts.get(name)
         if known is None:
             step = 0.01 * self.verify_one_s(1)
-            known = self._drafts[name] = LinearCost((step, step / 40, step, step / 40, _CATCH_UP_SHARE * self._slope))
-            self._pace_then[name] = self._pace
+            known = self._drafts[name] = LinearCost((step, step / 40, step, step / 40, _CATCH_UP_SHARE * self.curve.slope))
+            self._pace_then[name] = self.curve.pace
         return known
 
 

@@ -29,13 +29,16 @@ from specdec.scheduler.draft_costs import draft_works, fit_draft
 from specdec.tree import DraftTree
 
 _REPEATS = 3
+_PASSES = 7
+_SMALL = 64  # token rows, of which there are so many passes
+_LARGE_SHARE = 0.6  # of the time, until which larger sizes are begun
 _MOST_LOGITS = 64  # as in a step: nodes need logits each, prompt chunks do not
 _KV_TOKENS = 1024
 _CATCH_UP = 2048
 _CATCH_UP_SHARE = 0.1  # of the time, for one call that catches up: a target forward of so many tokens bounds it
 _SEEN = 16  # tokens of requests with nothing to catch up with
 _WORTH_KEEPING_S = 0.5
-_VERSION = 2
+_VERSION = 3
 
 
 class _Runner(Protocol):
@@ -47,7 +50,7 @@ class _Runner(Protocol):
 
 
 def measure_costs(runner: _Runner, num_slots: int, max_tokens: int, max_s: float, clock: Callable[[], float]) -> CostTable | None:
-    """Forwards rows of growing size and keeps the medians; stops early when `max_s` is up.
+    """Forwards rows of growing size, the small ones several times, and keeps the medians; stops early when `max_s` is up.
 
     Writes to the first pages of the pool: nothing may be in use yet.
 
@@ -60,30 +63,39 @@ def measure_costs(runner: _Runner, num_slots: int, max_tokens: int, max_s: float
         None where there was no time for two sizes.
     """
     start = clock()
-    points: dict[int, float] = {}
-    largest = min(max_tokens, num_slots)
+    seconds: dict[int, list[float]] = {}
 
-    def median_s(tokens: int, cached: int = 0) -> float:
+    def time_s(tokens: int, cached: int = 0) -> float:
         pages = np.arange(-(-(cached + tokens) // runner.page_size), dtype=np.int32)
-        row = PackRow([0] * tokens, cached, pages, min(tokens, _MOST_LOGITS))
-        seconds = []
-        for _ in range(_REPEATS + 1):  # the first touches memory that was not touched yet
-            before = clock()
-            runner.forward([row])
-            seconds.append(clock() - before)
-        return statistics.median(seconds[1:])
+        before = clock()
+        runner.forward([PackRow([0] * tokens, cached, pages, min(tokens, _MOST_LOGITS))])
+        return clock() - before
 
-    for tokens in GRID:
-        known = list(points.values())
-        expected_s = (_REPEATS + 1) * 2 * known[-1] if known else 0.0
-        if tokens > largest or clock() - start + expected_s > max_s:
-            break
-        points[tokens] = median_s(tokens)
-    if len(points) < 2:
+    def time_all(sizes: Sequence[int], until_s: float) -> None:
+        """Adds a measurement of each size, as far as time allows."""
+        for tokens in sizes:
+            known = tokens in seconds
+            expected_s = seconds[tokens][-1] if known else 4 * seconds[max(seconds)][-1] if seconds else 0.0
+            if clock() - start + expected_s > until_s:
+                return
+            if not known:  # the first forward touches memory that was not touched yet
+                time_s(tokens)
+            seconds.setdefault(tokens, []).append(time_s(tokens))
+
+    # a machine is busier at one time than at another: the sizes that drafting is decided by are gone through several times
+    sizes = [tokens for tokens in GRID if tokens <= min(max_tokens, num_slots)]
+    small = [tokens for tokens in sizes if tokens <= _SMALL]
+    time_all(small, max_s)
+    time_all(sizes[len(small) :], _LARGE_SHARE * max_s)
+    for _ in range(_PASSES - 1):
+        time_all(small, max_s)
+    if len(seconds) < 2:
         return None
     cached = min(_KV_TOKENS, num_slots - 1)
-    kv_token_s = max(median_s(1, cached) - points[1], 1e-3 * points[1]) / cached
-    return CostTable.measured(points, kv_token_s)
+    time_s(1, cached)
+    cached_s = statistics.median([time_s(1, cached) for _ in range(_REPEATS)])
+    points = {tokens: statistics.median(own) for tokens, own in seconds.items()}
+    return CostTable.measured(points, max(cached_s - points[1], 1e-3 * points[1]) / cached)
 
 
 class _Drafters(Protocol):
