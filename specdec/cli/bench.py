@@ -10,9 +10,9 @@ from typing import Any
 import click
 
 from specdec.cli.options import engine_options
+from specdec.cli.output_file import OutputFile
 from specdec.cli.status_line import StatusLine
 from specdec.config import EngineConfig
-from specdec.errors import ConfigError
 
 
 def _run_options(options: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -32,7 +32,7 @@ def _run_options(options: Mapping[str, Any]) -> Mapping[str, Any]:
 )
 @click.option("--max-tokens", type=click.IntRange(min=2), default=64, show_default=True, help="The most tokens decoded per prompt.")
 @click.option("--repeats", type=click.IntRange(min=1), default=3, show_default=True, help="Of everything; alternatives take turns in each.")
-@click.option("--json", "output", type=click.Path(dir_okay=False, path_type=Path), help="Write the results there as JSON.")
+@click.option("--json", "output", type=OutputFile(), help="Write the results there as JSON.")
 def command(
     config: EngineConfig,
     parts: tuple[str, ...],
@@ -47,8 +47,6 @@ def command(
     What is compared takes turns, and figures are medians, since machines are noisy. The status is 1 where a drafter's
     ids were not those of 'off'.
     """
-    if output is not None and not output.parent.is_dir():
-        raise ConfigError(f"--json {output}: the folder {output.parent} does not exist")
 
     from specdec.eval.bench import PARTS, BenchSettings, check_settings, run_bench
     from specdec.eval.bench_prompts import SHIPPED

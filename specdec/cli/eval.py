@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from specdec.cli.options import engine_options
+from specdec.cli.output_file import OutputFile
 from specdec.cli.status_line import StatusLine
 from specdec.config import DTYPES, EngineConfig
 from specdec.errors import ConfigError
@@ -40,7 +41,7 @@ def _run_options(options: Mapping[str, Any]) -> Mapping[str, Any]:
 @click.option("--max-tokens", type=click.IntRange(min=1), default=128, show_default=True, help="The most tokens of one turn.")
 @click.option("--temperature", type=float, default=0.0, show_default=True, help="0 is greedy; row i is sampled with seed --seed + i.")
 @click.option("--batch", type=click.IntRange(min=1), default=1, show_default=True, help="Requests in flight at once.")
-@click.option("--json", "output", type=click.Path(dir_okay=False, path_type=Path), help="Write the results there as JSON.")
+@click.option("--json", "output", type=OutputFile(), help="Write the results there as JSON.")
 def acceptance(
     config: EngineConfig,
     drafters: tuple[str, ...],
@@ -64,8 +65,6 @@ def acceptance(
     drafters = tuple(spec for spec in dict.fromkeys(drafters) if spec != "off")  # `off` always runs, and first
     if batch > config.max_num_seqs:
         raise ConfigError(f"--batch {batch} needs --max-num-seqs of at least {batch}, got {config.max_num_seqs}")
-    if output is not None and not output.parent.is_dir():
-        raise ConfigError(f"--json {output}: the folder {output.parent} does not exist")
 
     from specdec.eval.acceptance import Settings, run_acceptance
     from specdec.eval.datasets import load_prompts
@@ -103,15 +102,13 @@ def acceptance(
 )
 @click.option("--bytes", "num_bytes", type=click.IntRange(min=100), default=50_000, show_default=True, help="Of all files together.")
 @click.option("--context", type=click.IntRange(min=2), default=1024, show_default=True, help="Tokens of a chunk; each starts afresh.")
-@click.option("--json", "output", type=click.Path(dir_okay=False, path_type=Path), help="Write the results there as JSON.")
+@click.option("--json", "output", type=OutputFile(), help="Write the results there as JSON.")
 def perplexity(
     model: str, dtypes: tuple[str, ...], texts: tuple[Path, ...], data: tuple[Path, ...], num_bytes: int, context: int, output: Path | None
 ) -> int:
     """Score real text with MODEL in each --dtype, by the forward that generates."""
     if not texts and not data:
         raise ConfigError("no text to score: give --text or --data")
-    if output is not None and not output.parent.is_dir():
-        raise ConfigError(f"--json {output}: the folder {output.parent} does not exist")
 
     from specdec.eval.perplexity import build_report, format_table, read_text, run_perplexity
 
