@@ -23,7 +23,7 @@ LEVELS: dict[str, int] = {
     **dict.fromkeys(("drafters", "verifier", "scheduler"), 3),
     **dict.fromkeys(("engine", "output", "startup", "warm_up"), 4),
     **dict.fromkeys(("llm", "mailbox", "server", "testing"), 5),
-    **dict.fromkeys(("cli", "eval"), 6),
+    **dict.fromkeys(("cli", "eval", "__main__"), 6),
 }
 TORCH_FREE = ("scheduler", *(name for name, level in LEVELS.items() if level == 0))
 FILES = sorted(path for path in PACKAGE.rglob("*.py") if "__pycache__" not in path.parts)

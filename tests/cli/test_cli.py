@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import fields
 from typing import Any
 
@@ -113,3 +115,5 @@ def test_port_in_use_is_noticed_before_anything_loads(capsys: pytest.CaptureFixt
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["--version"]) == 0
     assert capsys.readouterr().out == f"specdec {__version__}\n"
+    as_module = subprocess.run([sys.executable, "-m", "specdec", "--version"], capture_output=True, text=True, check=True)
+    assert as_module.stdout == f"specdec {__version__}\n"
