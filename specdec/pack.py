@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from specdec.tree import node_depths
 
 Ints = NDArray[np.int32]
+NO_INTS: Ints = np.empty(0, dtype=np.int32)
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ def pack(rows: Sequence[PackRow], page_size: int, row_tile: int = 1) -> PackedBa
     offsets = np.zeros(len(rows) + 1, dtype=np.int32)
     lengths.cumsum(out=offsets[1:])
     num_tokens = int(offsets[-1])
-    tokens, positions, slots, parents, depths = _blank(-(-num_tokens // row_tile) * row_tile)
+    tokens, positions, slots, parents, depths = blank(-(-num_tokens // row_tile) * row_tile)
     if rows:
         tokens[:num_tokens] = np.array([token for row in rows for token in row.tokens], dtype=np.int32)
     row_of, local = _spans(lengths)
@@ -113,11 +114,11 @@ def _logit_rows(rows: Sequence[PackRow], offsets: Ints) -> Ints:
     return (offsets[1:] - num_logits)[row_of] + local
 
 
-def _blank(count: int) -> tuple[Ints, Ints, Ints, Ints, Ints]:
-    """Tokens, positions, slots, parents and depths as they stand in the padding; int32 [count] each."""
-    blank = np.zeros((5, count), dtype=np.int32)
-    blank[2] = -1
-    return blank[0], blank[1], blank[2], blank[3], blank[4]
+def blank(count: int) -> Ints:
+    """int32 [5, count]: tokens, positions, slots, parents and depths as they stand in the padding."""
+    flat = np.zeros((5, count), dtype=np.int32)
+    flat[2] = -1
+    return flat
 
 
 def _spans(lengths: Ints) -> tuple[Ints, Ints]:

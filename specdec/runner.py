@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from specdec.backend.base import Backend
+from specdec.kernels.pack_ops import pack
 from specdec.models import Decoder
 from specdec.models.fused import decoder_tensors
-from specdec.pack import PackRow, pack
+from specdec.pack import PackRow
 
 
 class KVTensors(Protocol):

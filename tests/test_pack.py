@@ -1,12 +1,21 @@
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdec.pack import PackRow, pack
+from specdec import pack as reference
+from specdec.kernels.build import load_cpu_kernels
+from specdec.kernels.pack_ops import pack
+from specdec.pack import PackRow
 from specdec.tree import DraftTree
 from tests.test_tree import trees
 
 PAGE = 4
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _kernels_are_built() -> None:
+    load_cpu_kernels()  # before hypothesis looks at the time
 
 
 @st.composite
@@ -51,6 +60,22 @@ def test_packing_places_every_token_on_its_own_path(rows: list[PackRow], tile: i
             assert batch.slots[start + local] == row.pages[logical // PAGE] * PAGE + logical % PAGE
         wanted_logits += list(range(end - row.num_logits, end))
     assert batch.logit_rows.tolist() == wanted_logits
+
+
+@given(st.lists(pack_rows(), max_size=2), st.sampled_from([1, 16]))
+def test_packing_equals_its_reference(batches: list[list[PackRow]], tile: int) -> None:
+    rows = [row for batch in batches for row in batch]
+    packed, expected = pack(rows, PAGE, tile), reference.pack(rows, PAGE, tile)
+    for name, array in vars(expected).items():
+        assert np.array_equal(getattr(packed, name), array), name
+        if isinstance(array, np.ndarray):
+            own = getattr(packed, name)
+            assert (own.dtype, own.shape, own.flags.c_contiguous) == (array.dtype, array.shape, True), name
+
+
+def test_a_row_with_too_few_pages_is_refused() -> None:
+    with pytest.raises(IndexError):
+        pack([PackRow([1, 2], PAGE - 1, np.zeros(1, dtype=np.int32), 1)], PAGE)
 
 
 def test_depth_equals_index_exactly_where_all_earlier_tokens_are_ancestors() -> None:
