@@ -21,9 +21,10 @@ class Detokenizer:
         self._tokenizer = tokenizer.backend_tokenizer
         self._stream = DecodeStream(ids=list(prompt[-CONTEXT:]), skip_special_tokens=True)
 
-    def step(self, token: int) -> str:
-        """The text that `token` settles, possibly none."""
-        return self._stream.step(self._tokenizer, token) or ""
+    def steps(self, tokens: Sequence[int]) -> list[str]:
+        """The text that each of `tokens` settles, possibly none."""
+        step, tokenizer = self._stream.step, self._tokenizer
+        return [step(tokenizer, token) or "" for token in tokens]
 
 
 class StopMatcher:

@@ -26,7 +26,7 @@ class OutputProcessor:
 
     Args:
         tokenizer: for texts; None where the model has none.
-        is_complete: told of every token that does not end its request by itself.
+        is_complete: told of every token of a constrained request that does not end it by itself.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase | None, is_complete: IsComplete) -> None:
@@ -54,25 +54,20 @@ class OutputProcessor:
         ]
 
     def _append_row(self, row: Row, tree: DraftTree, accepted: Accepted, index: int) -> RowOutcome:
+        request = row.request
         scored = accepted.prompt_logprobs.get(index, ())
-        row.request.num_scored += len(scored)
+        request.num_scored += len(scored)
         if not row.emits:
             return RowOutcome(prompt_logprobs=scored)
-        path = accepted.nodes[index, : accepted.counts[index]]
-        tokens = [*tree.tokens[path].tolist(), int(accepted.next_tokens[index])]
-        request, text = row.request, self._texts[row.request.id]
-        pieces: list[str] = []
-        reason = None
-        for token in tokens:
-            request.tokens.append(token)
-            piece, reason = text.push(request, token)
-            pieces.append(piece)
-            if reason is not None:
-                break
-        emitted = tuple(tokens[: len(pieces)])
+        path = accepted.paths[index]
+        nodes = tree.tokens.tolist()
+        tokens = (*[nodes[node] for node in path], accepted.next_tokens[index])
+        pieces, reason = self._texts[request.id].push(tokens)
+        emitted = tokens[: len(pieces)]
+        request.tokens.extend(emitted)
         return RowOutcome(
             emitted,
-            tuple(path[: len(emitted)].tolist()),
+            path[: len(emitted)],
             reason,
             tuple(pieces),
             logprobs=accepted.logprobs.get(index, ())[: len(emitted)],
@@ -81,22 +76,44 @@ class OutputProcessor:
 
 
 class _Text:
+    """One request's text, and where it ends. Most requests end by an id or by their length, which needs no look at each piece."""
+
     def __init__(self, request: Request, tokenizer: PreTrainedTokenizerBase | None, is_complete: IsComplete) -> None:
-        self._is_complete = is_complete
+        self._request = request
+        self._is_complete = is_complete if request.params.constraint is not None else None
         self._stop_ids = request.eos_token_ids | set(request.params.stop_token_ids)
         self._detokenizer = Detokenizer(tokenizer, request.tokens) if tokenizer is not None else None
-        self._matcher = StopMatcher(request.params.stop)
+        self._matcher = StopMatcher(request.params.stop) if request.params.stop else None
 
-    def push(self, request: Request, token: int) -> tuple[str, str | None]:
-        """The text that a token settles, and the finish reason if it is the last."""
-        if token in self._stop_ids:
-            return self._matcher.flush(), "stop"
-        piece = self._detokenizer.step(token) if self._detokenizer else ""
-        settled, stopped = self._matcher.push(piece)
-        if stopped:
-            return settled, "stop"
-        if self._is_complete(request.id, token):
-            return settled + self._matcher.flush(), "stop"
-        if request.remaining <= 0:
-            return settled + self._matcher.flush(), "length"
-        return settled, None
+    def push(self, tokens: Sequence[int]) -> tuple[list[str], str | None]:
+        """Takes in a block of tokens up to the first that ends the request.
+
+        Returns:
+            For each token taken in the text that it settles, and the finish reason if the last of them ends the request.
+        """
+        left = self._request.remaining
+        spoken, reason = tokens[:left], "length" if len(tokens) >= left else None
+        if not self._stop_ids.isdisjoint(spoken):
+            spoken, reason = spoken[: next(place for place, token in enumerate(spoken) if token in self._stop_ids)], "stop"
+        pieces = self._detokenizer.steps(spoken) if self._detokenizer is not None else [""] * len(spoken)
+        stops_at = self._find_end(spoken, pieces)
+        if stops_at is not None:
+            del pieces[stops_at + 1 :]
+            reason = "stop"
+        elif reason == "stop":
+            pieces.append("")  # of the stop id
+        if reason is not None and self._matcher is not None:
+            pieces[-1] += self._matcher.flush()
+        return pieces, reason
+
+    def _find_end(self, tokens: Sequence[int], pieces: list[str]) -> int | None:
+        """The first place where a stop string or the constraint is met; holds back in `pieces` what may yet become a stop string."""
+        if self._matcher is None and self._is_complete is None:
+            return None
+        for place, token in enumerate(tokens):
+            stopped = False
+            if self._matcher is not None:
+                pieces[place], stopped = self._matcher.push(pieces[place])
+            if stopped or (self._is_complete is not None and self._is_complete(self._request.id, token)):
+                return place
+        return None

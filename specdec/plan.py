@@ -10,12 +10,9 @@ A prefill chunk is many pending and no nodes, plain decoding 1 + 0, a chain 1 + 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from specdec.request import Request, RequestStats
 
@@ -142,17 +139,15 @@ class Accepted:
     """What the verifier chose, per plan row.
 
     Attributes:
-        nodes: int32 [rows, deepest]: the accepted path as draft-node indices from the root down, padded with -1.
-        counts: int32 [rows]: accepted nodes.
-        next_tokens: int32 [rows]: the correction or bonus token; -1 where the row does not emit.
+        paths: the accepted path of each row, as draft-node indices from the root down.
+        next_tokens: of each row the correction or bonus token; -1 where the row does not emit.
         errors: row index -> why no token could be chosen there.
         logprobs: row index -> one entry per accepted node and one for the next token; only for rows that asked.
         prompt_logprobs: row index -> one entry per prompt token that this step's logits score; only for rows that asked.
     """
 
-    nodes: NDArray[np.int32]
-    counts: NDArray[np.int32]
-    next_tokens: NDArray[np.int32]
+    paths: Sequence[tuple[int, ...]]
+    next_tokens: Sequence[int]
     errors: Mapping[int, str] = field(default_factory=dict)
     logprobs: Mapping[int, tuple[TokenLogprobs, ...]] = field(default_factory=dict)
     prompt_logprobs: Mapping[int, tuple[TokenLogprobs, ...]] = field(default_factory=dict)

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from specdec.plan import Accepted, BatchPlan
@@ -21,6 +19,7 @@ NO_TOKEN = (
     "`specdec cache clear converted`"
 )
 ALL_BANNED = "the request's parameters or its constraint leave no token that can be chosen"
+_NOTHING = Decision((), -1)
 
 
 class Verifier:
@@ -59,11 +58,10 @@ class Verifier:
             for row, decision in zip(own, self._rules[name].decide(own, step.current), strict=True):
                 decisions[row.index] = _settled(decision, row.tree)
         errors = {row.index: _reason(row, logits) for row in sound if decisions[row.index].token < 0}
-        nodes, counts, next_tokens = _as_arrays(len(plan.rows), decisions)
+        settled = [decisions.get(index, _NOTHING) for index in range(len(plan.rows))]
         return Accepted(
-            nodes,
-            counts,
-            next_tokens,
+            [decision.path for decision in settled],
+            [decision.token for decision in settled],
             errors={**step.errors, **errors},
             logprobs=emitted_logprobs(sound, decisions, step),
             prompt_logprobs=scored,
@@ -113,15 +111,3 @@ def _settled(decision: Decision, tree: DraftTree) -> Decision:
 def _reason(row: RowNodes, logits: Tensor) -> str:
     """Why no token can be chosen at the root: bans leave -inf behind, all else is the model's."""
     return ALL_BANNED if bool((logits[row.start] == -torch.inf).all()) else NO_TOKEN
-
-
-def _as_arrays(num_rows: int, decisions: Mapping[int, Decision]) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
-    """Accepted nodes, their counts and next tokens, as `Accepted` has them."""
-    counts = np.zeros(num_rows, dtype=np.int32)
-    next_tokens = np.full(num_rows, -1, dtype=np.int32)
-    for index, decision in decisions.items():
-        counts[index], next_tokens[index] = len(decision.path), decision.token
-    nodes = np.full((num_rows, counts.max(initial=0)), -1, dtype=np.int32)
-    for index, decision in decisions.items():
-        nodes[index, : counts[index]] = decision.path
-    return nodes, counts, next_tokens
