@@ -83,6 +83,6 @@ class BlockTable:
     num_offered: int = 0
     publishes: bool = True
 
-    def slots(self, positions: NDArray[np.int64], page_size: int) -> NDArray[np.int64]:
-        """int64, flat slots (page * page_size + offset) of `positions`."""
-        return self.pages.view()[positions // page_size].astype(np.int64) * page_size + positions % page_size
+    def slots(self, positions: Sequence[int], page_size: int) -> list[int]:
+        """Flat slots (page * page_size + offset) of `positions`; cheaper than numpy for as few as there are in a step."""
+        return [self.pages[at // page_size] * page_size + at % page_size for at in positions]

@@ -390,19 +390,21 @@ class KVManager:
 
     def _compact(self, done: Sequence[tuple[Row, BlockTable, RowOutcome]]) -> None:
         """Moves the accepted nodes' slots to follow the pending tokens, in one call; chains never move."""
-        src: list[NDArray[np.int64]] = []
-        dst: list[NDArray[np.int64]] = []
+        src: list[int] = []
+        dst: list[int] = []
         for row, table, outcome in done:
             path = outcome.path
-            if path and (path[0] < 0 or path[-1] >= row.draft_limit or list(path) != sorted(set(path))):
+            chain = tuple(range(len(path)))
+            if path and (path[0] < 0 or path[-1] >= row.draft_limit or (path != chain and list(path) != sorted(set(path)))):
                 raise InvariantError(f"request {row.request.id}: an accepted path must ascend within {row.draft_limit} nodes, got {path}")
-            moved = [(node, place) for place, node in enumerate(path) if node != place]
-            if moved:
-                slots = table.slots(row.cached + row.pending + np.array(moved, dtype=np.int64), self.page_size)  # [moved, 2]
-                src.append(slots[:, 0])
-                dst.append(slots[:, 1])
+            if path == chain:
+                continue
+            first = row.cached + row.pending
+            moved = [(node, place) for place, node in zip(chain, path, strict=True) if node != place]
+            src += table.slots([first + node for node, _ in moved], self.page_size)
+            dst += table.slots([first + place for _, place in moved], self.page_size)
         if src and TARGET in self._storages:
-            self._storages[TARGET].move_slots(np.concatenate(src), np.concatenate(dst))
+            self._storages[TARGET].move_slots(np.array(src, dtype=np.int64), np.array(dst, dtype=np.int64))
 
     def _publish(self, table: BlockTable) -> None:
         """Offers the full pages below `cached` that were not offered yet to the prefix cache."""
