@@ -14,6 +14,7 @@ import time
 from typing import Any
 
 import numpy as np
+import torch  # noqa: F401  (the kernels need it loaded, as in an engine)
 
 from specdec.config import EngineConfig
 from specdec.kv_manager.manager import KVManager

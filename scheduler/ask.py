@@ -1,20 +1,18 @@
 """Before drafting: how deep each row drafts, from the rates of the past. Pure arithmetic on what the models predict.
 
-There are two ways to compute it, which agree: plain numbers for few candidates, and arrays for many. A call into an array
-library takes about as long as ten steps of plain arithmetic.
+Compiled code does it where it can be built: a step asks with every row, and what asking costs is lost where nothing pays.
 """
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cache
-from itertools import accumulate
-from operator import mul
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from specdec.kernels import budget as kernel
 from specdec.plan import Row
 from specdec.scheduler.acceptance import LEVELS, AcceptanceModel
 from specdec.scheduler.options import parts_of
@@ -24,13 +22,10 @@ Floats = NDArray[np.float64]
 
 CAPS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
 """Depths at which drafting is weighed against the deepest row: a level costs its drafter a step for all rows together."""
-FEW = 32
-"""Candidates up to which plain numbers are faster."""
 _LEAST_WIDTH = 1e-2
 
 
-@dataclass(frozen=True)
-class Ask:
+class Ask(NamedTuple):
     """How a row drafts: with which drafter, at most so many nodes, so many levels deep."""
 
     drafter: str
@@ -38,8 +33,7 @@ class Ask:
     depth: int
 
 
-@dataclass(frozen=True)
-class Candidate:
+class Candidate(NamedTuple):
     """A row that may draft, with the way to draft that it was given.
 
     Attributes:
@@ -71,16 +65,8 @@ def choose_depths(
         cap_s: the step must not become longer than this.
         limit_of: (option, row, depth) -> nodes that such a draft may have.
     """
-    least = outlook.least_chance
-    levels = [
-        acceptance.of(one.option).levels_above(one.row.request.id, one.limit, least) if one.limit else 0  # deeper ones are in no best set
-        for one in candidates
-    ]
-    if not any(levels):
-        return [None] * len(candidates), outlook.goodput_off
-    caps = [cap for cap in CAPS if cap < max(levels)] if len(candidates) > 1 else []  # the prefixes of one row's draft are all its depths
-    choose = choose_few if sum(levels) <= FEW else choose_many
-    depths, goodput = choose(candidates, levels, [*caps, max(levels)], acceptance, outlook, cap_s)
+    choose = choose_compiled if kernel.is_available() else choose_plainly
+    depths, goodput = choose(candidates, acceptance, outlook, cap_s)
     asks = [
         Ask(one.option, limit_of(one.option, one.row, depth), depth) if depth else None
         for one, depth in zip(candidates, depths, strict=True)
@@ -88,70 +74,48 @@ def choose_depths(
     return asks, goodput
 
 
-def choose_few(
-    candidates: Sequence[Candidate], levels: Sequence[int], caps: Sequence[int], acceptance: AcceptanceModel, outlook: Outlook, cap_s: float
+def choose_compiled(
+    candidates: Sequence[Candidate], acceptance: AcceptanceModel, outlook: Outlook, cap_s: float
 ) -> tuple[list[int], float]:
-    """Depth per row and goodput, with plain numbers.
-
-    Args:
-        levels: per row, the most that may be asked for.
-        caps: depths of the deepest row to weigh, ascending; of those only that are below what is best under the last.
-    """
-    nodes = []  # (-order, row, level from 1, chance, width)
-    coefficients = [own for _, own in _drafters(candidates, outlook)]
-    owned = _owned(candidates, [name for name, _ in _drafters(candidates, outlook)])
-    for index, (one, most) in enumerate(zip(candidates, levels, strict=True)):
-        if not most:
-            continue
-        known = acceptance.of(one.option)
-        widths = [max(width, _LEAST_WIDTH) for width in known.verified_width[:most]]
-        rates = accumulate(known.level_rates(one.row.request.id, most), mul)
-        chances = [rate * min(width, 1.0) for rate, width in zip(rates, widths, strict=True)]
-        worth = _worth(sum(chances), one.fee_s * outlook.goodput_off)
-        # a chance per node; never more than the level above, so that a prefix is closed
-        order = accumulate([worth * chance / width for chance, width in zip(chances, widths, strict=True)], min)
-        if worth > 0:
-            nodes += [(-own, index, level, *two) for level, (own, *two) in enumerate(zip(order, chances, widths, strict=True), 1)]
-    nodes.sort()
-    emitting, base_s, full_s, node_s = outlook.emitting, outlook.base_s, outlook.full_s, cache(outlook.node_s)
-    best_goodput, best_cap, best_place, deepest_level = outlook.goodput_off, 0, -1, 0
-    for cap in reversed(caps):
-        if cap < caps[-1] and cap >= deepest_level:
-            continue
-        gains = count = fees_s = draft_s = 0.0
-        rows, deepest = [0] * len(coefficients), [0] * len(coefficients)
-        for place, (_, index, level, chance, width) in enumerate(nodes):
-            if level > cap:
-                continue
-            gains += chance
-            count += width
-            if level == 1:
-                fees_s += candidates[index].fee_s
-            if level == 1 or level > min(deepest):
-                for part in owned[index]:
-                    rows[part] += level == 1
-                    deepest[part] = max(deepest[part], level)
-                draft_s = fees_s
-                for asked, depth, (once, row, per_level, both, _) in zip(rows, deepest, coefficients, strict=True):
-                    if asked:
-                        draft_s += once + row * asked + (per_level + both * asked) * depth
-            seconds = node_s(count) + draft_s
-            goodput = (emitting + gains) / (base_s + seconds)
-            if goodput > best_goodput and full_s + seconds <= cap_s:
-                best_goodput, best_cap, best_place = goodput, cap, place
-        if cap == caps[-1]:
-            deepest_level = max([level for _, _, level, _, _ in nodes[: best_place + 1]], default=0)
-    depths = [0] * len(candidates)
-    for _, index, level, _, _ in nodes[: best_place + 1]:
-        if level <= best_cap:
-            depths[index] = level
-    return depths, best_goodput
+    """Depth per row and goodput, compiled: see `choose_plainly`."""
+    drafters = _drafters(candidates, outlook)
+    places = {name: place for place, (name, _) in enumerate(drafters)}
+    options: dict[str, int] = {}
+    rows: list[float] = []
+    most = 0
+    for one in candidates:
+        limit = one.limit
+        if limit:
+            option = options.setdefault(one.option, len(options))
+            rows += (option, limit, acceptance.of(one.option).shift(one.row.request.id), one.fee_s)
+            most = max(most, limit)
+        else:
+            rows += (0, 0, 0.0, 0.0)
+    numbers = array("d", [cap_s, _LEAST_WIDTH, *outlook.numbers, len(CAPS), *CAPS, len(drafters)])
+    for _, coefficients in drafters:
+        numbers.extend(coefficients[:4])
+    numbers.extend((most, len(options)))
+    for name in options:
+        known = acceptance.of(name)
+        numbers.append(sum([1 << places[part] for part in parts_of(name)]))
+        numbers += known.odds(most)
+        numbers += known.verified_width[:most]
+    numbers.append(len(candidates))
+    numbers.extend(rows)
+    return kernel.choose_depths(numbers, len(candidates))
 
 
-def choose_many(
-    candidates: Sequence[Candidate], levels: Sequence[int], caps: Sequence[int], acceptance: AcceptanceModel, outlook: Outlook, cap_s: float
-) -> tuple[list[int], float]:
-    """The same with arrays: all caps at once."""
+def choose_plainly(candidates: Sequence[Candidate], acceptance: AcceptanceModel, outlook: Outlook, cap_s: float) -> tuple[list[int], float]:
+    """Depth per row and goodput: of the levels of all rows by what they bring per node, under each cap, the best prefix."""
+    least = outlook.least_chance
+    levels = [
+        acceptance.of(one.option).levels_above(one.row.request.id, one.limit, least) if one.limit else 0  # deeper ones are in no best set
+        for one in candidates
+    ]
+    if not any(levels):
+        return [0] * len(candidates), outlook.goodput_off
+    caps = [cap for cap in CAPS if cap < max(levels)] if len(candidates) > 1 else []  # the prefixes of one row's draft are all its depths
+    caps.append(max(levels))
     options = [one.option for one in candidates]
     chances, widths = curves(options, [one.row for one in candidates], acceptance, max(levels))
     open_ = np.arange(max(levels)) < np.array(levels)[:, None]
@@ -211,12 +175,6 @@ def _drafters(candidates: Sequence[Candidate], outlook: Outlook) -> list[tuple[s
     """Every drafter that is asked by some option, with what it costs per 1, row, level and row x level."""
     found = {name: own for option in {one.option for one in candidates} if option for name, own in outlook.draft_coefficients(option)}
     return sorted(found.items())
-
-
-def _owned(candidates: Sequence[Candidate], names: Sequence[str]) -> list[list[int]]:
-    """Per row, the places in `names` of its drafters."""
-    places = {one.option: [names.index(part) for part in parts_of(one.option or "off")] for one in candidates}
-    return [places[one.option] for one in candidates]
 
 
 def _worth(gains: float, fee: float) -> float:

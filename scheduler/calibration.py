@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
+from array import array
 from collections.abc import Sequence
 from itertools import accumulate
 
@@ -12,22 +12,28 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
-_BINS = 16
+BINS = 16
 _PRIOR = 4.0  # observations in every bin that take the drafter at its word
 _MEMORY = 2000.0  # observations after which an old one counts 1 / e
-_CENTERS = [_PRIOR * (place + 0.5) / _BINS for place in range(_BINS)]
+_CENTERS = [_PRIOR * (place + 0.5) / BINS for place in range(BINS)]
 
 
 class Calibration:
-    """Maps stated confidences to observed rates: equal bins, each smoothed with its neighbours, linear between their means."""
+    """Maps stated confidences to observed rates: equal bins, each smoothed with its neighbours, linear between their means.
+
+    Attributes:
+        numbers: by bin the weight, the sum of what was stated, of what was accepted, and as smoothed means x what was stated and
+            y what was accepted: BINS each.
+    """
 
     def __init__(self) -> None:
-        self._weight = [_PRIOR] * _BINS
-        self._stated = list(_CENTERS)
-        self._accepted = list(_CENTERS)
-        self._stale = True
-        self._x: list[float] = []
-        self._y: list[float] = []
+        self.numbers = array("d", [*[_PRIOR] * BINS, *_CENTERS, *_CENTERS, *[0.0] * (2 * BINS)])
+        self._smooth()
+
+    @property
+    def line(self) -> array[float]:
+        """x, then y of each bin: between them rates are linear."""
+        return self.numbers[3 * BINS :]
 
     def observe(self, stated: Sequence[float], accepted: Sequence[bool]) -> None:
         """Learns from nodes that were reached.
@@ -36,45 +42,32 @@ class Calibration:
             stated: the drafter's confidence in each.
             accepted: whether it was.
         """
-        keep = math.exp(-len(stated) / _MEMORY)
-        self._weight = [_PRIOR + keep * (weight - _PRIOR) for weight in self._weight]
-        self._stated = [center + keep * (own - center) for own, center in zip(self._stated, _CENTERS, strict=True)]
-        self._accepted = [center + keep * (own - center) for own, center in zip(self._accepted, _CENTERS, strict=True)]
+        keep, numbers = math.exp(-len(stated) / _MEMORY), self.numbers
+        for place, prior in enumerate([*[_PRIOR] * BINS, *_CENTERS, *_CENTERS]):
+            numbers[place] = prior + keep * (numbers[place] - prior)
         for confidence, was in zip(stated, accepted, strict=True):
-            place = min(int(confidence * _BINS), _BINS - 1)
-            self._weight[place] += 1
-            self._stated[place] += confidence
-            self._accepted[place] += was
-        self._stale = True
+            place = min(int(confidence * BINS), BINS - 1)
+            numbers[place] += 1
+            numbers[BINS + place] += confidence
+            numbers[2 * BINS + place] += was
+        self._smooth()
 
     def rates(self, stated: Floats) -> Floats:
         """[n]: the rate at which nodes of such confidence are accepted, never decreasing in it; linear between bins."""
-        self._refresh()
-        found: Floats = np.interp(stated, self._x, self._y)
+        line = np.array(self.line)
+        found: Floats = np.interp(stated, line[:BINS], line[BINS:])
         return found
 
-    def rate(self, stated: float) -> float:
-        """The same for one node."""
-        self._refresh()
-        x, y = self._x, self._y
-        place = bisect_right(x, stated)
-        if place == 0:
-            return y[0]
-        if place == _BINS:
-            return y[-1]
-        left, left_rate = x[place - 1], y[place - 1]
-        return left_rate + (y[place] - left_rate) * (stated - left) / (x[place] - left)
-
-    def _refresh(self) -> None:
-        if self._stale:
-            weight = _smooth(self._weight)
-            # the same smoothing on both axes: a line stays a line
-            self._x = [own / w for own, w in zip(_smooth(self._stated), weight, strict=True)]
-            self._y = list(accumulate([own / w for own, w in zip(_smooth(self._accepted), weight, strict=True)], max))
-            self._stale = False
+    def _smooth(self) -> None:
+        """Brings the means up to date."""
+        weight, stated, accepted = (_smooth(self.numbers[start : start + BINS]) for start in (0, BINS, 2 * BINS))
+        # the same smoothing on both axes: a line stays a line
+        x = [own / w for own, w in zip(stated, weight, strict=True)]
+        y = accumulate([own / w for own, w in zip(accepted, weight, strict=True)], max)
+        self.numbers[3 * BINS :] = array("d", [*x, *y])
 
 
-def _smooth(values: list[float]) -> list[float]:
+def _smooth(values: Sequence[float]) -> list[float]:
     """Each with a quarter of both neighbours."""
     padded = [0.0, *values, 0.0]
     return [0.25 * padded[i] + 0.5 * padded[i + 1] + 0.25 * padded[i + 2] for i in range(len(values))]

@@ -12,7 +12,7 @@ decides anew. What is not expected to pay is probed now and then, see `probing`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from operator import mul
 
@@ -22,8 +22,7 @@ from specdec.plan import BatchPlan, Row, RowOutcome, StepCost
 from specdec.scheduler.acceptance import LEVELS, AcceptanceModel
 from specdec.scheduler.ask import Ask, Candidate, choose_depths, net_values
 from specdec.scheduler.cost_model import CostModel, StepWork
-from specdec.scheduler.flat_drafts import FlatDrafts
-from specdec.scheduler.node_choice import FEW, choose_nodes, is_chain, within
+from specdec.scheduler.node_choice import choose_nodes, within
 from specdec.scheduler.options import options_of, parts_of
 from specdec.scheduler.outlook import Outlook
 from specdec.scheduler.outputs import OutputLengths
@@ -92,21 +91,22 @@ class DraftBudget:
             base: the step without nodes.
             cap_s: drafts must not make the step longer than this.
         """
+        rows = plan.rows
+        decoding = sum([row.decodes for row in rows])
+        is_plain = decoding == len(rows)
+        token_s = self._token_value.within(cap_s, not is_plain)
+        outlook = Outlook(self._costs, base, decoding if is_plain else sum([row.emits for row in rows]), drafting=True, token_s=token_s)
+        if decoding:  # follows what a token takes without drafts
+            self._token_value.observe(outlook.token_s(decoding), outlook.has_prompts(decoding))
         keep = [_NONE] * len(shapes)
         drafted = [index for index, shape in enumerate(shapes) if len(shape)]
-        flat = FlatDrafts.of([shapes[index] for index in drafted]) if sum([len(shape) for shape in shapes]) > FEW else None
-        are_chains = flat is not None and flat.are_chains
-        for option, counts, asked in self._counts(plan, shapes, are_chains):
-            self.acceptance.of(option).propose(counts, asked)
-        token_s = self._token_value.within(cap_s, any([not row.decodes for row in plan.rows]))
-        outlook = Outlook(self._costs, base, sum([row.emits for row in plan.rows]), drafting=True, token_s=token_s)
-        self._learn_token_s(outlook, sum([row.decodes for row in plan.rows]))
         if drafted:
-            rows, own = [plan.rows[index] for index in drafted], [shapes[index] for index in drafted]
-            for index, mask in zip(drafted, self._choose(rows, own, flat, outlook, cap_s), strict=True):
+            own = self._choose([rows[index] for index in drafted], [shapes[index] for index in drafted], outlook, cap_s)
+            for index, mask in zip(drafted, own, strict=True):
                 keep[index] = mask
-        for option, counts, asked in self._counts(plan, shapes, are_chains, keep):
-            self.acceptance.of(option).keep(counts, asked)
+        for option, indices in _by_drafter(rows).items():
+            asked = [min(rows[index].depth_limit, rows[index].draft_limit, LEVELS) for index in indices]
+            self.acceptance.of(option).propose(asked, [shapes[index] for index in indices], [keep[index] for index in indices])
         return keep
 
     def finish(self, plan: BatchPlan, trees: Sequence[DraftTree], outcomes: Sequence[RowOutcome], cost: StepCost) -> None:
@@ -119,21 +119,8 @@ class DraftBudget:
         groups = _by_drafter(plan.rows)
         node_s = self._node_s(plan, trees) if groups else 0.0
         for option, indices in groups.items():
-            catch_up_s = [self._catch_up_s(plan.rows[index]) for index in indices]
             total_s = sum([cost.draft_s.get(part, 0.0) for part in parts_of(option)])
-            spent_s = max(0.0, total_s - sum(catch_up_s)) / len(indices)
-            gains = {}
-            for index in indices:
-                gains[plan.rows[index].request.id] = (
-                    len(outcomes[index].path) * self._token_value.seconds - spent_s - node_s * len(trees[index])
-                )
-            probed = {name: gain for name, gain in gains.items() if name in self._probes}
-            if probed:
-                own_s = [own for own, index in zip(catch_up_s, indices, strict=True) if plan.rows[index].request.id in probed]
-                self._probing.probed(option, probed, min(sum(own_s), total_s))
-            regular = [name for name in gains if name not in probed]
-            if regular:
-                self._probing.drafted(option, regular, max(0.0, -sum([gains[name] for name in regular])))
+            self._learn_gains(option, indices, plan.rows, trees, outcomes, total_s, node_s)
         self._probes = {}
 
     def forget(self, request_id: str) -> None:
@@ -264,62 +251,30 @@ class DraftBudget:
 
     # After drafting
 
-    def _choose(
-        self, rows: Sequence[Row], shapes: Sequence[DraftShape], flat: FlatDrafts | None, outlook: Outlook, cap_s: float
-    ) -> list[Mask]:
+    def _choose(self, rows: Sequence[Row], shapes: Sequence[DraftShape], outlook: Outlook, cap_s: float) -> list[Mask]:
         """The nodes of non-empty drafts that are verified, those of probes among them."""
-        is_decided = [shape.confidence is None and row.request.id in self._decided for row, shape in zip(rows, shapes, strict=True)]
-        if all(is_decided) and outlook.full_s + outlook.node_s(sum([len(shape) for shape in shapes])) <= cap_s:
+        is_decided = all([shape.confidence is None and row.request.id in self._decided for row, shape in zip(rows, shapes, strict=True)])
+        if is_decided and outlook.full_s + outlook.node_s(sum([len(shape) for shape in shapes])) <= cap_s:
             return [within(shape, row.draft_limit, row.depth_limit) for row, shape in zip(rows, shapes, strict=True)]
-        masks = choose_nodes(rows, shapes, flat, self.acceptance, outlook, cap_s)
-        self._keep_probes(rows, shapes, masks)
-        self._probe_unverified(rows, shapes, masks, outlook, cap_s)
+        masks, kept = choose_nodes(rows, shapes, self.acceptance, outlook, cap_s)
+        if self._probes:
+            self._keep_probes(rows, shapes, masks, kept)
+        if not all(kept):
+            self._probe_unverified(rows, shapes, masks, kept, outlook, cap_s)
         return masks
 
-    def _learn_token_s(self, outlook: Outlook, decoding: int) -> None:
-        """Follows what a token takes without drafts."""
-        if decoding:
-            self._token_value.observe(outlook.token_s(decoding), outlook.has_prompts(decoding))
-
-    def _counts(
-        self, plan: BatchPlan, shapes: Sequence[DraftShape], are_chains: bool, masks: Sequence[Mask] | None = None
-    ) -> Iterator[tuple[str, list[int], list[int]]]:
-        """By drafter, nodes per level and the rows that asked for it.
-
-        Args:
-            are_chains: all are known to be.
-            masks: the nodes to count; None for all.
-        """
-        for option, indices in _by_drafter(plan.rows).items():
-            wanted = [min(plan.rows[index].depth_limit, plan.rows[index].draft_limit, LEVELS) for index in indices]
-            levels = max(wanted)
-            asked, counts = [0] * (levels + 1), [0] * (levels + 1)  # first by deepest level, then by level
-            for index, depth in zip(indices, wanted, strict=True):
-                asked[depth] += 1
-                shape = shapes[index]
-                if are_chains or is_chain(shape):  # the first nodes of a chain are those that are kept
-                    counts[min(len(shape) if masks is None else int(np.count_nonzero(masks[index])), levels)] += 1
-                else:
-                    depths = shape.depths() if masks is None or not len(shape) else shape.depths()[masks[index]]
-                    for depth in depths.tolist():
-                        counts[min(depth, levels)] += 1
-                        counts[min(depth, levels) - 1] -= 1
-            yield option, _from_level(counts), _from_level(asked)
-
-    def _keep_probes(self, rows: Sequence[Row], shapes: Sequence[DraftShape], masks: list[Mask]) -> None:
-        """Adds to `masks` the nodes that are verified because their row is probed."""
+    def _keep_probes(self, rows: Sequence[Row], shapes: Sequence[DraftShape], masks: list[Mask], kept: list[int]) -> None:
+        """Adds to `masks`, and to their counts `kept`, the nodes that are verified because their row is probed."""
         for index, row in enumerate(rows):
             levels = self._probes.get(row.request.id, 0)
             if levels:
                 masks[index] = masks[index] | within(shapes[index], row.draft_limit, min(row.depth_limit, levels))
+                kept[index] = int(np.count_nonzero(masks[index]))
 
     def _probe_unverified(
-        self, rows: Sequence[Row], shapes: Sequence[DraftShape], masks: list[Mask], outlook: Outlook, cap_s: float
+        self, rows: Sequence[Row], shapes: Sequence[DraftShape], masks: list[Mask], kept: list[int], outlook: Outlook, cap_s: float
     ) -> None:
-        """Verifies a little of some drafts that would not be, to see. Changes `masks`."""
-        kept = [int(np.count_nonzero(mask)) for mask in masks]
-        if all(kept):
-            return
+        """Verifies a little of some drafts that would not be, to see. Changes `masks` and their counts `kept`."""
         for option, indices in _by_drafter(rows).items():
             unverified = {rows[index].request.id: index for index in indices if kept[index] == 0}
             picked = self._probing.pick(option, dict.fromkeys(unverified, 0.0), outlook.probe_rows("")) if unverified else []
@@ -333,6 +288,40 @@ class DraftBudget:
                     return
                 masks[index], kept[index] = mask, count
                 self._probes[name] = count
+
+    # After verifying
+
+    def _learn_gains(
+        self,
+        option: str,
+        indices: Sequence[int],
+        rows: Sequence[Row],
+        trees: Sequence[DraftTree],
+        outcomes: Sequence[RowOutcome],
+        total_s: float,
+        node_s: float,
+    ) -> None:
+        """Tells what drafting saved, less what it cost.
+
+        Args:
+            indices: of the rows that drafted with this option.
+            total_s: what its drafters took.
+            node_s: what a node added to the forward.
+        """
+        catch_up_s = [self._catch_up_s(rows[index]) if rows[index].catch_up else 0.0 for index in indices]
+        spent_s = max(0.0, total_s - sum(catch_up_s)) / len(indices)
+        token_s = self._token_value.seconds
+        gains = {rows[index].request.id: len(outcomes[index].path) * token_s - spent_s - node_s * len(trees[index]) for index in indices}
+        if not self._probes:
+            self._probing.drafted(option, list(gains), max(0.0, -sum(gains.values())))
+            return
+        probed = {name: gain for name, gain in gains.items() if name in self._probes}
+        if probed:
+            own_s = [own for own, index in zip(catch_up_s, indices, strict=True) if rows[index].request.id in probed]
+            self._probing.probed(option, probed, min(sum(own_s), total_s))
+        regular = [name for name in gains if name not in probed]
+        if regular:
+            self._probing.drafted(option, regular, max(0.0, -sum([gains[name] for name in regular])))
 
     def _node_s(self, plan: BatchPlan, trees: Sequence[DraftTree]) -> float:
         """Predicted seconds per node of this step's forward."""
@@ -352,11 +341,6 @@ def _by_drafter(rows: Sequence[Row]) -> dict[str, list[int]]:
         if row.draft_limit:
             found.setdefault(row.drafter, []).append(index)
     return found
-
-
-def _from_level(counts: Sequence[int]) -> list[int]:
-    """How many go as deep as each level, or deeper, from 1 on; `counts` says how many end at each, from 0 on."""
-    return list(accumulate(counts[:0:-1]))[::-1]
 
 
 def _is_full(ask: Ask | None, row: Row) -> bool:

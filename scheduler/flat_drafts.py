@@ -49,17 +49,11 @@ class FlatDrafts:
         return cls(rows, parents, depths, sizes, starts, are_chains)
 
     def path_products(self, rates: Floats) -> Floats:
-        """[n]: the product of `rates` ([n], in (0, 1]) from the root down to each node."""
-        if self.are_chains:
-            sums = np.log(rates).cumsum()
-            before = np.concatenate(([0.0], sums))[self.starts]
-            products: Floats = np.exp(sums - before[self.rows])
-            return products
+        """[n]: the product of `rates` ([n]) from the root down to each node, multiplied in this order: equal rates are to stay equal."""
         products = np.append(rates, 1.0)  # the last stands for the roots, to which -1 points
-        above = np.append(self.parents, -1)
-        for _ in range(int(self.depths.max()).bit_length()):
-            products *= products[above]
-            above = above[above]
+        for depth in range(2, int(self.depths.max()) + 1):
+            nodes = np.flatnonzero(self.depths == depth)
+            products[nodes] *= products[self.parents[nodes]]
         return products[:-1]
 
     def ranks(self) -> Ints:

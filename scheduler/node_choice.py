@@ -1,15 +1,18 @@
 """After drafting: which nodes are verified, by their chances. The best set is a prefix of the sorted chances.
 
-There are two ways to compute it, which agree: plain numbers for few nodes, and arrays for many.
+Compiled code does it where it can be built.
 """
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
+from itertools import accumulate, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
+from specdec.kernels import budget as kernel
 from specdec.plan import Row
 from specdec.scheduler.acceptance import LEVELS, RANKS, AcceptanceModel
 from specdec.scheduler.flat_drafts import FlatDrafts
@@ -18,73 +21,52 @@ from specdec.tree import DraftShape, Mask
 
 Floats = NDArray[np.float64]
 
-FEW = 64
-"""Nodes up to which plain numbers are faster."""
 _CHAINS = [list(range(-1, size - 1)) for size in range(129)]
 
 
 def choose_nodes(
-    rows: Sequence[Row], shapes: Sequence[DraftShape], flat: FlatDrafts | None, acceptance: AcceptanceModel, outlook: Outlook, cap_s: float
-) -> list[Mask]:
-    """Per draft bool [n]: the nodes that pay.
+    rows: Sequence[Row], shapes: Sequence[DraftShape], acceptance: AcceptanceModel, outlook: Outlook, cap_s: float
+) -> tuple[list[Mask], list[int]]:
+    """Per draft bool [n], the nodes that pay, and how many these are.
 
     Args:
         rows: of non-empty drafts.
-        flat: the drafts as arrays; None for few nodes.
         cap_s: the nodes must not make the step longer than this.
     """
-    if flat is None:
-        return choose_few(rows, shapes, acceptance, outlook, cap_s)
-    return choose_many(rows, shapes, flat, acceptance, outlook, cap_s)
+    if kernel.is_available():
+        return choose_compiled(rows, shapes, acceptance, outlook, cap_s)
+    masks = choose_plainly(rows, shapes, acceptance, outlook, cap_s)
+    return masks, [int(np.count_nonzero(mask)) for mask in masks]
 
 
-def choose_few(
+def choose_compiled(
+    rows: Sequence[Row], shapes: Sequence[DraftShape], acceptance: AcceptanceModel, outlook: Outlook, cap_s: float
+) -> tuple[list[Mask], list[int]]:
+    """`choose_nodes` with kernels."""
+    options: dict[str, int] = {}
+    own: list[float] = []
+    for row, shape in zip(rows, shapes, strict=True):
+        option, shift = options.setdefault(row.drafter, len(options)), acceptance.of(row.drafter).shift(row.request.id)
+        own += (option, len(shape), row.draft_limit, row.depth_limit, shift, shape.confidence is not None)
+    numbers = array("d", [cap_s, *outlook.numbers, len(options)])
+    for name in options:
+        known = acceptance.of(name)
+        numbers += known.odds(LEVELS)
+        numbers += known.calibration.line
+        numbers += known.ranks
+    numbers.append(len(rows))
+    numbers.extend(own)
+    confidence = [shape.confidence for shape in shapes if shape.confidence is not None]
+    keep, counts = kernel.choose_nodes(numbers, [shape.parents for shape in shapes], confidence)
+    ends = list(accumulate([len(shape) for shape in shapes], initial=0))
+    return [keep[start:end] for start, end in pairwise(ends)], counts
+
+
+def choose_plainly(
     rows: Sequence[Row], shapes: Sequence[DraftShape], acceptance: AcceptanceModel, outlook: Outlook, cap_s: float
 ) -> list[Mask]:
-    """With plain numbers."""
-    nodes = []  # (-chance, draft, node): equal chances in this order, so that parents stay
-    for index, (row, shape) in enumerate(zip(rows, shapes, strict=True)):
-        chances = node_chances(row, shape, acceptance)
-        nodes += [(-chance, index, node) for node, chance in enumerate(chances) if chance > 0]
-    nodes.sort()
-    kept: list[list[bool]] = [[False] * len(shape) for shape in shapes]
-    for _, index, node in nodes[: outlook.best_prefix([-chance for chance, _, _ in nodes], cap_s)]:
-        kept[index][node] = True
-    return [np.array(own) for own in kept]
-
-
-def node_chances(row: Row, shape: DraftShape, acceptance: AcceptanceModel) -> list[float]:
-    """Chance of each node to be accepted; 0 for those beyond the limits that the row was planned with."""
-    known, name = acceptance.of(row.drafter), row.request.id
-    parents = shape.parents.tolist()
-    most = min(row.draft_limit, len(parents))
-    chances, depths = [0.0] * (len(parents) + 1), [0] * (len(parents) + 1)  # the last stands for the root, to which -1 points
-    chances[-1] = 1.0
-    stated = None if shape.confidence is None else shape.confidence.tolist()
-    rates = known.level_rates(name, min(most, LEVELS)) if stated is None else []
-    has_siblings = stated is None and not is_chain(shape)
-    shares = known.rank_shares().tolist() if has_siblings else []
-    elder = [0] * (len(parents) + 1)
-    for node in range(most):
-        parent = parents[node]
-        depths[node] = depth = depths[parent] + 1
-        if depth > row.depth_limit:
-            continue
-        if stated is not None:
-            rate = known.node_rate(stated[node], name)
-        else:
-            rate = rates[min(depth, LEVELS) - 1]
-            if has_siblings:
-                rate *= shares[min(parents.count(parent), RANKS) - 1][min(elder[parent], RANKS - 1)]
-                elder[parent] += 1
-        chances[node] = chances[parent] * rate
-    return chances[:-1]
-
-
-def choose_many(
-    rows: Sequence[Row], shapes: Sequence[DraftShape], flat: FlatDrafts, acceptance: AcceptanceModel, outlook: Outlook, cap_s: float
-) -> list[Mask]:
-    """The same with arrays."""
+    """The masks of `choose_nodes` without kernels."""
+    flat = FlatDrafts.of(shapes)
     chances = flat.path_products(_rates(rows, shapes, flat, acceptance))
     limits = np.array([(row.draft_limit, row.depth_limit) for row in rows]).T
     if not (flat.sizes <= limits.min(0)).all():
@@ -93,7 +75,7 @@ def choose_many(
     # what brings less than choosing a token costs is in no best set: that leaves few to sort
     worth = chances > outlook.least_chance
     ordered = np.sort(chances[worth])[::-1]
-    return flat.split(first(chances, ordered, outlook.best_long_prefix(ordered, cap_s)))
+    return flat.split(first(chances, ordered, outlook.best_prefix(ordered, cap_s)))
 
 
 def within(shape: DraftShape, max_nodes: int, max_depth: int) -> Mask:

@@ -57,7 +57,9 @@ class Outlook:
         spent_s = sum(predicted.draft_s.values()) if predicted.draft_s else 0.0
         self._draft_s = spent_s if drafting else 0.0
         self.full_s = predicted.total_s - spent_s + self._draft_s
-        alone_s = self.full_s - costs.verify_one_s(base.tokens) + costs.verify_one_s(max(1, min(num_emitting, base.tokens)))
+        alone, alone_s = max(1, min(num_emitting, base.tokens)), self.full_s
+        if alone != base.tokens:
+            alone_s += costs.verify_one_s(alone) - costs.verify_one_s(base.tokens)
         self.base_s = max(_LEAST_SHARE * alone_s, min(alone_s, self.emitting * token_s + self._draft_s))
         self.goodput_off = self.emitting / self.base_s
 
@@ -88,21 +90,17 @@ class Outlook:
         """A node of a lower chance is in no best set: it brings less than choosing its token costs, were its forward free."""
         return self.goodput_off * self._costs.logit_row_s
 
-    def best_prefix(self, ordered: Sequence[float], cap_s: float) -> int:
-        """How many nodes give the best goodput within `cap_s`, given their chances, the highest first."""
-        best, best_goodput, gains = 0, self.goodput_off, 0.0
-        for count, chance in enumerate(ordered, 1):
-            gains += chance
-            seconds = self.node_s(count)
-            if chance <= 0 or self.full_s + seconds > cap_s:
-                break
-            goodput = (self.emitting + gains) / (self.base_s + seconds)
-            if goodput > best_goodput:
-                best, best_goodput = count, goodput
-        return best
+    @property
+    def numbers(self) -> list[float]:
+        """What the kernels weigh drafts with, in the order of `Outlook` in `specdec/kernels/cpu/budget.h`."""
+        curve = self._costs.curve
+        return [
+            *(self.emitting, self.base_s, self.full_s, self.goodput_off, self.least_chance, self._costs.logit_row_s),
+            *(self._tokens, self._verify_s, curve.slope, len(curve.tokens), *curve.tokens, *curve.seconds),
+        ]
 
-    def best_long_prefix(self, ordered: Floats, cap_s: float) -> int:
-        """The same for many, with arrays."""
+    def best_prefix(self, ordered: Floats, cap_s: float) -> int:
+        """How many nodes give the best goodput within `cap_s`, given their chances, the highest first."""
         if len(ordered) == 0:
             return 0
         seconds = self.node_seconds(np.arange(1, len(ordered) + 1))

@@ -15,8 +15,8 @@ move a request's rate, and where they differ or change it is followed within a f
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from math import exp, log
 
 VIEWS = ((0.0, 1.0), (1.0, 0.995), (2.5, 0.97))
@@ -32,76 +32,65 @@ _COUNT = len(VIEWS)
 _LEAST_LIKELIHOOD = 1e-40
 _MOST_LOSS = -log(_LEAST_LIKELIHOOD)
 
-
-@dataclass(slots=True)
-class _Evidence:
-    """What is known of one request.
-
-    Attributes:
-        step: until when this was brought up to date.
-        shifts, spreads: what each view says, in log odds, and its variance.
-        losses: of each view, over the request's last drafts.
-        shift: the average of what they say.
-    """
-
-    step: int
-    shifts: list[float] = field(default_factory=lambda: [0.0] * _COUNT)
-    spreads: list[float] = field(default_factory=lambda: [deviation * deviation for deviation, _ in VIEWS])
-    losses: list[float] = field(default_factory=lambda: [0.0] * _COUNT)
-    shift: float = 0.0
-
-    def pass_steps(self, count: int) -> None:
-        """The differences fade, and less is known of them."""
-        for view in range(1, _COUNT):
-            deviation, keep_step = VIEWS[view]
-            keep = keep_step**count
-            self.shifts[view] *= keep
-            self.spreads[view] = keep * keep * self.spreads[view] + (1 - keep * keep) * deviation * deviation
-        if count > 1:
-            self.losses = [_KEEP_OWN ** (count - 1) * loss for loss in self.losses]
+# Where things lie in what is known of a request:
+#   step until when it was brought up to date, -1 before the first | shift of each view | variance of each | loss of each | shift
+_SHIFTS, _SPREADS, _LOSSES, _SHIFT = 1, 1 + _COUNT, 1 + 2 * _COUNT, 1 + 3 * _COUNT
+_FIRST = array("d", [-1.0, *[0.0] * _COUNT, *[deviation * deviation for deviation, _ in VIEWS], *[0.0] * _COUNT, 0.0])
+_SIZE = len(_FIRST)
 
 
 class RequestRates:
-    """Log odds by which the requests of one drafter differ from its average."""
+    """Log odds by which the requests of one drafter differ from its average.
+
+    Attributes:
+        evidence: what is known of each request, 11 numbers at the place that `place` tells.
+        shared: losses of the views over all requests, then the logs of their shares.
+    """
 
     def __init__(self) -> None:
-        self._known: dict[str, _Evidence] = {}
-        self._losses = [0.0] * _COUNT
-        self._priors = [0.0] * _COUNT  # log shares of the views over all requests
+        self._places: dict[str, int] = {}
+        self._free: list[int] = []
+        self.evidence = array("d")
+        self.shared = array("d", [0.0] * (2 * _COUNT))
 
     def __len__(self) -> int:
-        return len(self._known)
+        return len(self._places)
+
+    def place(self, request_id: str) -> int:
+        """Where in `evidence` a request's begins; made where there is none yet."""
+        place = self._places.get(request_id)
+        if place is None:
+            place = self._free.pop() if self._free else len(self.evidence)
+            self.evidence[place : place + _SIZE] = _FIRST
+            self._places[request_id] = place
+        return place
 
     def shift(self, request_id: str, step: int) -> float:
         """Of one request, in the step of this number."""
-        known = self._known.get(request_id)
-        if known is None:
+        place = self._places.get(request_id)
+        if place is None:
             return 0.0
-        idle = step - known.step
+        idle = step - self.evidence[place]
         if idle >= _IDLE_STEPS:
-            known.pass_steps(idle // _IDLE_STEPS)
-            known.step = step - idle % _IDLE_STEPS
-            self._average(known)
-        return known.shift
+            self._pass_idle(place, step)
+        return self.evidence[place + _SHIFT]
 
     def observe(self, request_id: str, step: int, odds: Sequence[float], accepted: Sequence[bool]) -> None:
         """Learns from a verified draft.
 
         Args:
             step: its number.
-            odds: log odds, by the rates of all requests, of each node that was decided; at least one.
+            odds: log odds, by the rates of all requests, of each node that was decided.
             accepted: whether it was.
         """
-        known = self._known.get(request_id)
-        if known is None:
-            known = self._known[request_id] = _Evidence(step)
-        else:
+        place, evidence = self.place(request_id), self.evidence
+        if evidence[place] >= 0:
             self.shift(request_id, step)
-            known.pass_steps(1)
-            known.step = step
+            self._pass_steps(place, 1)
+        evidence[place] = step
         losses = []
-        for view, (shift, spread) in enumerate(zip(known.shifts, known.spreads, strict=True)):
-            likelihood = 1.0
+        for view in range(_COUNT):
+            shift, spread, likelihood = evidence[place + _SHIFTS + view], evidence[place + _SPREADS + view], 1.0
             for node_odds, was in zip(odds, accepted, strict=True):
                 rate = 1 / (1 + exp(-node_odds - shift))
                 likelihood *= rate if was else 1 - rate
@@ -109,21 +98,47 @@ class RequestRates:
                     spread /= 1 + spread * rate * (1 - rate)
                     move = spread * (was - rate)
                     shift += move if -_MOST_MOVE < move < _MOST_MOVE else math.copysign(_MOST_MOVE, move)
-            known.shifts[view], known.spreads[view] = shift, spread
+            evidence[place + _SHIFTS + view], evidence[place + _SPREADS + view] = shift, spread
             losses.append(-log(likelihood) if likelihood > _LEAST_LIKELIHOOD else _MOST_LOSS)
         least = min(losses)
-        self._losses = [_KEEP_SHARED * before + loss - least for before, loss in zip(self._losses, losses, strict=True)]
-        self._priors = [math.log(share + _LEAST_SHARE) for share in _shares(self._losses)]
-        known.losses = [_KEEP_OWN * before + loss - least for before, loss in zip(known.losses, losses, strict=True)]
-        self._average(known)
+        for view, loss in enumerate(losses):
+            self.shared[view] = _KEEP_SHARED * self.shared[view] + loss - least
+            evidence[place + _LOSSES + view] = _KEEP_OWN * evidence[place + _LOSSES + view] + loss - least
+        self.shared[_COUNT:] = array("d", [log(share + _LEAST_SHARE) for share in _shares(self.shared[:_COUNT])])
+        self._average(place)
 
     def forget(self, request_id: str) -> None:
         """The request has ended."""
-        self._known.pop(request_id, None)
+        place = self._places.pop(request_id, None)
+        if place is not None:
+            self._free.append(place)
 
-    def _average(self, known: _Evidence) -> None:
-        shares = _shares([loss - prior for loss, prior in zip(known.losses, self._priors, strict=True)])
-        known.shift = sum([share * shift for share, shift in zip(shares, known.shifts, strict=True)])
+    def _pass_idle(self, place: int, step: int) -> None:
+        """Brings up to date what was not drafted for long."""
+        idle = step - int(self.evidence[place])
+        self._pass_steps(place, idle // _IDLE_STEPS)
+        self.evidence[place] = step - idle % _IDLE_STEPS
+        self._average(place)
+
+    def _pass_steps(self, place: int, count: int) -> None:
+        """The differences fade, and less is known of them."""
+        evidence = self.evidence
+        for view in range(1, _COUNT):
+            deviation, keep_step = VIEWS[view]
+            keep = keep_step**count
+            evidence[place + _SHIFTS + view] *= keep
+            spread = evidence[place + _SPREADS + view]
+            evidence[place + _SPREADS + view] = keep * keep * spread + (1 - keep * keep) * deviation * deviation
+        if count > 1:
+            for view in range(_COUNT):
+                evidence[place + _LOSSES + view] *= _KEEP_OWN ** (count - 1)
+
+    def _average(self, place: int) -> None:
+        """The shift becomes the average of what the views say."""
+        losses = self.evidence[place + _LOSSES : place + _SHIFT]
+        shares = _shares([loss - prior for loss, prior in zip(losses, self.shared[_COUNT:], strict=True)])
+        shifts = self.evidence[place + _SHIFTS : place + _SPREADS]
+        self.evidence[place + _SHIFT] = sum([share * shift for share, shift in zip(shares, shifts, strict=True)])
 
 
 def log_odds(rate: float) -> float:

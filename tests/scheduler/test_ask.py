@@ -1,21 +1,26 @@
-"""How deep rows draft: plain numbers and arrays agree, and both find the best of all they were to look at."""
+"""How deep rows draft: the kernel and its reference agree, and both find the best of all they were to look at."""
 
 from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
 
+from specdec.kernels import budget as kernel
 from specdec.plan import Row, RowOutcome
 from specdec.request import Request, SamplingParams
 from specdec.scheduler.acceptance import AcceptanceModel
-from specdec.scheduler.ask import CAPS, Candidate, choose_few, choose_many
+from specdec.scheduler.ask import Candidate, choose_compiled, choose_plainly
 from specdec.scheduler.cost_model import CostModel, StepWork
 from specdec.scheduler.cost_table import GRID, CostTable
 from specdec.scheduler.outlook import Outlook
-from specdec.tree import DraftTree
+from specdec.tree import DraftShape, DraftTree
+
+Choose = Callable[[Sequence[Candidate], AcceptanceModel, Outlook, float], tuple[list[int], float]]
+needs_kernels = pytest.mark.skipif(not kernel.is_available(), reason="no C++ compiler: the references are what runs")
 
 
 def some_rows(random: np.random.Generator, count: int) -> tuple[list[Candidate], AcceptanceModel]:
@@ -41,7 +46,10 @@ def some_rows(random: np.random.Generator, count: int) -> tuple[list[Candidate],
                     [row.request.id], [DraftTree.chain(range(8))], [RowOutcome((0,) * (right + 1), tuple(range(right)))]
                 )
     for option in ("a", "b"):
-        acceptance.of(option).propose(random.integers(0, 12, 8).tolist(), [4] * 8)
+        shapes = [DraftShape(random.integers(-1, np.arange(24), dtype=np.int32)) for _ in range(4)]
+        masks = [np.arange(24) < random.integers(0, 25) for _ in shapes]
+        for _ in range(9):  # until widths come close to 0
+            acceptance.of(option).propose([8] * 4, shapes, masks)
     fees = [float(random.choice([0.0, 0.0, 1e-4, 5e-3])) for _ in rows]
     return [Candidate(row, option, fee) for row, option, fee in zip(rows, options, fees, strict=True)], acceptance
 
@@ -52,31 +60,31 @@ def costs(random: np.random.Generator) -> CostModel:
     return CostModel(CostTable.measured({size: 0.004 * max(1.0, size / knee) for size in GRID}, drafts=drafts, deepest=8))
 
 
-@pytest.mark.parametrize("seed", range(40))
-def test_plain_numbers_and_arrays_agree(seed: int) -> None:
+@needs_kernels
+@pytest.mark.parametrize("seed", range(200))
+def test_compiled_and_plain_choices_agree(seed: int) -> None:
     random = np.random.default_rng(seed)
-    count = int(random.integers(1, 12))
+    count = int(random.integers(1, 24))
     candidates, acceptance = some_rows(random, count)
     outlook = Outlook(costs(random), StepWork(count + int(random.choice([0, 50])), 0, count, count), count)
-    levels = [one.limit for one in candidates]
-    caps = [*(cap for cap in CAPS if cap < max(levels)), max(levels)]
     cap_s = float(random.choice([math.inf, 1.2 * outlook.full_s]))
-    few, few_goodput = choose_few(candidates, levels, caps, acceptance, outlook, cap_s)
-    many, many_goodput = choose_many(candidates, levels, caps, acceptance, outlook, cap_s)
-    assert few_goodput == pytest.approx(many_goodput)
-    assert few == many
-    assert all(depth <= most for depth, most in zip(few, levels, strict=True))
-    assert few_goodput >= outlook.goodput_off
+    depths, goodput = choose_compiled(candidates, acceptance, outlook, cap_s)
+    expected, expected_goodput = choose_plainly(candidates, acceptance, outlook, cap_s)
+    assert goodput == pytest.approx(expected_goodput, rel=1e-12)
+    assert depths == expected
+    assert all(depth <= one.limit for depth, one in zip(depths, candidates, strict=True))
+    assert goodput >= outlook.goodput_off
 
 
+@pytest.mark.parametrize("choose", [choose_plainly, pytest.param(choose_compiled, marks=needs_kernels)])
 @pytest.mark.parametrize("seed", range(10))
-def test_rows_that_are_alike_get_the_best_of_all_uniform_depths(seed: int) -> None:
+def test_rows_that_are_alike_get_the_best_of_all_uniform_depths(seed: int, choose: Choose) -> None:
     random = np.random.default_rng(seed)
     acceptance, model, count = AcceptanceModel(), costs(random), 3
     rows = [Row(Request(f"r{index}", [0] * 20, 10, SamplingParams(), 0, 99, "a"), 19, 1, 8, 8, "a") for index in range(count)]
     candidates = [Candidate(row, "a") for row in rows]
     outlook = Outlook(model, StepWork(count, 0, count, count), count)
-    _, goodput = choose_few(candidates, [8] * count, [*CAPS[:5], 8], acceptance, outlook, math.inf)
+    _, goodput = choose(candidates, acceptance, outlook, math.inf)
     rates = acceptance.of("a").level_rates("r0", 8)
 
     def uniform(depth: int) -> float:
