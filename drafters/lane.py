@@ -41,6 +41,9 @@ class Lane:
         drafter: what to guard.
         vocab_size: ids at or above this are refused.
         timeout_s: seconds a user's drafter may take for one call.
+
+    Attributes:
+        observes: whether the drafter wants to be told of outcomes at all.
     """
 
     def __init__(self, name: str, drafter: Drafter, vocab_size: int, timeout_s: float) -> None:
@@ -63,7 +66,7 @@ class Lane:
         self._vocab_size = vocab_size
         self._timeout_s = timeout_s
         self._worker = None if _is_built_in(drafter) else Worker(f"drafter {name}")
-        self._observes = type(drafter).observe is not Drafter.observe
+        self.observes = type(drafter).observe is not Drafter.observe
         self._forgets = type(drafter).forget is not Drafter.forget
         self._dry = 0
         self._failing = 0
@@ -78,7 +81,7 @@ class Lane:
 
     def propose(self, rows: Sequence[DraftRow]) -> list[DraftTree]:
         """One valid tree per row, within its limits; empty where the drafter has none or broke its contract."""
-        self.requests.update(row.request_id for row in rows)
+        self.requests.update([row.request_id for row in rows])
         trees = self._guarded("propose", lambda: self._collect(rows))
         if not isinstance(trees, list):
             return [EMPTY] * len(rows)
@@ -100,9 +103,8 @@ class Lane:
         return [self._checked(tree, row) for tree, row in zip(trees, rows, strict=True)]
 
     def observe(self, outcomes: Sequence[DraftOutcome]) -> None:
-        if self._observes:
-            self.requests.update(outcome.request_id for outcome in outcomes)
-            self._guarded("observe", lambda: self.drafter.observe(outcomes))
+        self.requests.update(outcome.request_id for outcome in outcomes)
+        self._guarded("observe", lambda: self.drafter.observe(outcomes))
 
     def forget(self, request_id: str) -> None:
         if request_id in self.requests:

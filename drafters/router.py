@@ -142,9 +142,10 @@ class DrafterRouter:
         for index, (row, tree, outcome) in enumerate(zip(plan.rows, trees, outcomes, strict=True)):
             for lane in self._serving(row.drafter):
                 self._book(lane, row, tree, outcome)
-                states = hidden(index) if lane.needs.hidden_layers else {}
-                own = {layer: states[layer] for layer in lane.needs.hidden_layers}
-                batches.setdefault(lane, []).append(DraftOutcome(row.request.id, tree, outcome.path, outcome.emitted, own))
+                if lane.observes:
+                    states = hidden(index) if lane.needs.hidden_layers else {}
+                    own = {layer: states[layer] for layer in lane.needs.hidden_layers}
+                    batches.setdefault(lane, []).append(DraftOutcome(row.request.id, tree, outcome.path, outcome.emitted, own))
         for lane, batch in batches.items():
             self._timed(lane.name, partial(lane.observe, batch))
 
@@ -219,7 +220,7 @@ class DrafterRouter:
 
     def _book(self, lane: Lane, row: Row, tree: DraftTree, outcome: RowOutcome) -> None:
         if len(tree):
-            own = self._proposed.get((lane.name, row.request.id))
+            own = self._proposed.get((lane.name, row.request.id)) if self._proposed else None
             lane.count(*((len(tree), len(outcome.path)) if own is None else shared_nodes(tree, own, outcome.path)))
 
     def _timed(self, name: str, call: Callable[[], Any]) -> Any:  # gives back what `call` does

@@ -304,6 +304,8 @@ class Engine:
 
     def _hidden_of(self, plan: BatchPlan, trees: Sequence[DraftTree], output: ForwardOutput) -> Callable[[int], dict[int, torch.Tensor]]:
         """Row index -> that row's captured states."""
+        if not output.hidden:
+            return lambda _index: {}
         ends = (0, *itertools.accumulate(row.pending + len(tree) for row, tree in zip(plan.rows, trees, strict=True)))
 
         def hidden(index: int) -> dict[int, torch.Tensor]:

@@ -243,7 +243,7 @@ def are_valid(trees: Sequence[object], vocab_size: int) -> bool:
     given = [tree.parents if tree.confidence is None else tree.confidence for tree in drafts]
     if max(sizes) > len(_PLACES) or sizes != [len(tree.parents) for tree in drafts] or sizes != [len(array) for array in given]:
         return False
-    tokens, parents = (np.concatenate([getattr(tree, name) for tree in drafts]) for name in ("tokens", "parents"))
+    tokens, parents = np.concatenate([tree.tokens for tree in drafts]), np.concatenate([tree.parents for tree in drafts])
     chances = np.concatenate([tree.confidence for tree in drafts if tree.confidence is not None] or [_NO_CHANCES])
     as_stated = tokens.dtype == parents.dtype == np.int32 and chances.dtype == np.float32
     if not as_stated or not tokens.ndim == parents.ndim == chances.ndim == 1:

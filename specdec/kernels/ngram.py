@@ -41,17 +41,15 @@ class Index:
 def grow_trees(indexes: Sequence[Index], texts: Sequence[Sequence[int]], limits: Sequence[int], depths: Sequence[int]) -> list[DraftTree]:
     """See `specdec.drafters.ngram_reference.grow_trees`."""
     added = [text[index.length :] for index, text in zip(indexes, texts, strict=True)]
-    counts = np.array([len(tokens) for tokens in added], dtype=np.int64)
-    handles = np.array([index.handle for index in indexes], dtype=np.uint64)
-    most, deepest = np.array(limits, dtype=np.int64), np.array(depths, dtype=np.int32)
     rows, width = len(indexes), max(limits)
+    asks = np.array([[index.handle for index in indexes], [len(tokens) for tokens in added], limits, depths], dtype=np.int64)
     fresh = np.array([token for tokens in added for token in tokens], dtype=np.int32)
     tokens, parents = np.empty((2, rows, width), dtype=np.int32)
     confidence, sizes = np.empty((rows, width), dtype=np.float32), np.empty(rows, dtype=np.int64)
     compiled("specdec_ngram_propose")(
-        address(handles, np.uint64),
+        address(asks, np.int64),
         rows,
-        *(address(fresh, np.int32), address(counts, np.int64), address(most, np.int64), address(deepest, np.int32)),
+        address(fresh, np.int32),
         width,
         *(address(tokens, np.int32), address(parents, np.int32), address(confidence, np.float32), address(sizes, np.int64)),
     )

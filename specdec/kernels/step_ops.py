@@ -23,7 +23,7 @@ _SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "specdec_copy_rows": (None, (_pointer, _long, _long, _long, _pointer, _pointer, _long, _int)),
     "specdec_ngram_new": (_pointer, (_int, _int)),
     "specdec_ngram_free": (None, (_pointer,)),
-    "specdec_ngram_propose": (None, (_pointer, _long, *[_pointer] * 4, _long, *[_pointer] * 4)),
+    "specdec_ngram_propose": (None, (_pointer, _long, _pointer, _long, *[_pointer] * 4)),
 }
 
 

@@ -155,16 +155,16 @@ extern "C" void *specdec_ngram_new(int shortest, int longest) { return new Index
 extern "C" void specdec_ngram_free(void *index) { delete static_cast<Index *>(index); }
 
 // For every row adds tokens to its text and grows a tree.
-// indexes: [rows]; added: int32, the new tokens of all rows; counts: int64 [rows]; most: int64 [rows], the most nodes; deepest:
-// int32 [rows], 1 to 256; width: columns of the outputs, at least the largest of `most`; tokens, parents: int32 [rows, width];
+// asks: int64 [4, rows], of each row its index, how many tokens are new, the most nodes and how deep, 1 to 256; added: int32, the new
+// tokens of all rows; width: columns of the outputs, at least the most nodes of any row; tokens, parents: int32 [rows, width];
 // confidence: float32 [rows, width]; sizes: int64 [rows].
-extern "C" void specdec_ngram_propose(void *const *indexes, int64_t rows, const int32_t *added, const int64_t *counts, const int64_t *most,
-                                      const int32_t *deepest, int64_t width, int32_t *tokens, int32_t *parents, float *confidence,
-                                      int64_t *sizes) {
+extern "C" void specdec_ngram_propose(const int64_t *asks, int64_t rows, const int32_t *added, int64_t width, int32_t *tokens,
+                                      int32_t *parents, float *confidence, int64_t *sizes) {
+    const int64_t *const counts = asks + rows, *const most = counts + rows, *const deepest = most + rows;
     for (int64_t r = 0; r < rows; ++r) {
-        Index &index = *static_cast<Index *>(indexes[r]);
+        Index &index = *reinterpret_cast<Index *>(asks[r]);
         index.extend(added, counts[r]);
         added += counts[r];
-        sizes[r] = index.grow(most[r], deepest[r], tokens + r * width, parents + r * width, confidence + r * width);
+        sizes[r] = index.grow(most[r], static_cast<int32_t>(deepest[r]), tokens + r * width, parents + r * width, confidence + r * width);
     }
 }
