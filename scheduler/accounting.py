@@ -36,6 +36,7 @@ def account(
     drafting = _draft_shares(plan, trees, cost)
     even_s = (cost.sample_s + cost.commit_s + cost.host_s) / len(plan.rows)
     plain_even_s = (plain.sample_s + plain.commit_s + plain.host_s) / len(plan.rows)
+    sample_s, commit_s, host_s = (seconds / len(plan.rows) for seconds in (cost.sample_s, cost.commit_s, cost.host_s))
     node_s = (cost.verify_s - plain.verify_s + (even_s - plain_even_s) * len(plan.rows)) / max(1, sum([len(tree) for tree in trees]))
     for row, tree, outcome, weight, plain_weight, drafts in zip(plan.rows, trees, outcomes, weights, plain_weights, drafting, strict=True):
         stats = row.request.stats
@@ -55,9 +56,9 @@ def account(
         for name, seconds in drafts.items():
             stats.draft_s += seconds
             stats.draft_by[name] = stats.draft_by.get(name, 0.0) + seconds
-        stats.sample_s += cost.sample_s / len(plan.rows)
-        stats.commit_s += cost.commit_s / len(plan.rows)
-        stats.host_s += cost.host_s / len(plan.rows)
+        stats.sample_s += sample_s
+        stats.commit_s += commit_s
+        stats.host_s += host_s
 
 
 def _draft_shares(plan: BatchPlan, trees: Sequence[DraftTree], cost: StepCost) -> list[dict[str, float]]:
@@ -71,6 +72,5 @@ def _draft_shares(plan: BatchPlan, trees: Sequence[DraftTree], cost: StepCost) -
     shares: list[dict[str, float]] = []
     for row, tree in zip(plan.rows, trees, strict=True):
         names = parts_of(row.drafter) if row.draft_limit else ()
-        parts = {name: len(tree) / nodes[name] if nodes[name] else 1 / rows[name] for name in names}
-        shares.append({name: cost.draft_s.get(name, 0.0) * part for name, part in parts.items()})
+        shares.append({name: cost.draft_s.get(name, 0.0) * (len(tree) / nodes[name] if nodes[name] else 1 / rows[name]) for name in names})
     return shares

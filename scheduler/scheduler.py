@@ -178,8 +178,10 @@ class Scheduler:
 
     def _plan_decodes(self, step: _Step) -> None:
         for request in tuple(self.running):
-            if request in self.running and self._pending(request) == 1:  # an earlier one may have preempted it
-                cached = self._kv.cached(request.id)
+            if request not in self.running:  # an earlier one has preempted it
+                continue
+            cached = self._kv.cached(request.id)
+            if len(request.tokens) - cached == 1:
                 while not step.add(Row(request, cached, 1)):
                     victim = self._preempt(step)
                     if victim is request:
