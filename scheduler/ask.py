@@ -23,6 +23,7 @@ Floats = NDArray[np.float64]
 CAPS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
 """Depths at which drafting is weighed against the deepest row: a level costs its drafter a step for all rows together."""
 _LEAST_WIDTH = 1e-2
+_NO_DRAFT = (0, 0, 0.0, 0.0)  # a row without an option, as kernels read it
 
 
 class Ask(NamedTuple):
@@ -78,26 +79,28 @@ def choose_compiled(
     candidates: Sequence[Candidate], acceptance: AcceptanceModel, outlook: Outlook, cap_s: float
 ) -> tuple[list[int], float]:
     """Depth per row and goodput, compiled: see `choose_plainly`."""
-    drafters = _drafters(candidates, outlook)
-    places = {name: place for place, (name, _) in enumerate(drafters)}
     options: dict[str, int] = {}
     rows: list[float] = []
     most = 0
-    for one in candidates:
-        limit = one.limit
-        if limit:
-            option = options.setdefault(one.option, len(options))
-            rows += (option, limit, acceptance.of(one.option).shift(one.row.request.id), one.fee_s)
-            most = max(most, limit)
-        else:
-            rows += (0, 0, 0.0, 0.0)
+    for row, option, fee_s in candidates:
+        limit = min(row.depth_limit, row.draft_limit, LEVELS) if option else 0
+        if limit == 0:
+            rows += _NO_DRAFT
+            continue
+        place = options.get(option)
+        if place is None:
+            place = options[option] = len(options)
+        most = max(most, limit)
+        rows += (place, limit, acceptance.of(option).shift(row.request.id), fee_s)
+    drafters = {name: own for option in options for name, own in outlook.draft_coefficients(option)}
+    places = {name: place for place, name in enumerate(drafters)}
     numbers = array("d", [cap_s, _LEAST_WIDTH, *outlook.numbers, len(CAPS), *CAPS, len(drafters)])
-    for _, coefficients in drafters:
+    for coefficients in drafters.values():
         numbers.extend(coefficients[:4])
     numbers.extend((most, len(options)))
-    for name in options:
-        known = acceptance.of(name)
-        numbers.append(sum([1 << places[part] for part in parts_of(name)]))
+    for option in options:
+        known = acceptance.of(option)
+        numbers.append(sum([1 << places[part] for part in parts_of(option)]))
         numbers += known.odds(most)
         numbers += known.verified_width[:most]
     numbers.append(len(candidates))

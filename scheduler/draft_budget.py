@@ -149,13 +149,15 @@ class DraftBudget:
             ]
         )
 
-    def _fee_s(self, row: Row, option: str, running: Sequence[int]) -> float:
+    def _fee_s(self, row: Row, option: str, running: Sequence[Row]) -> float:
         """What the drafter needs to catch up with a row, spread over the steps that it is expected to draft."""
         seconds = self._catch_up_s(row, option)
         if seconds == 0:
             return 0.0
         rates = self.acceptance.of(option).level_rates(row.request.id, min(row.draft_limit, row.depth_limit, LEVELS))
-        rest = min(row.request.remaining, self._outputs.expected_rest(row.request.num_output, running))
+        rest = min(
+            row.request.remaining, self._outputs.expected_rest(row.request.num_output, [other.request.num_output for other in running])
+        )
         gains: float = sum(accumulate(rates, mul))
         return seconds / max(1.0, rest / (1 + gains))
 
@@ -202,10 +204,9 @@ class DraftBudget:
             return []
         best: list[Ask | None] = []
         best_goodput = outlook.goodput_off
-        running = [row.request.num_output for row in rows]
         for assignment in self._assignments(rows, options, outlook):
             candidates = [
-                Candidate(row, option, self._fee_s(row, option, running) if row.catch_up and option else 0.0)
+                Candidate(row, option, self._fee_s(row, option, rows) if row.catch_up and option else 0.0)
                 for row, option in zip(rows, assignment, strict=True)
             ]
             asks, goodput = choose_depths(candidates, self.acceptance, outlook, cap_s, self._limit)
@@ -219,6 +220,8 @@ class DraftBudget:
         """Lets some of the rows that would not draft do so, to see."""
         for spec, own in options.items():
             for option in own:
+                if not self._probing.has_turn(option):
+                    continue
                 unasked = {row.request.id: index for index, row in enumerate(rows) if asks[index] is None and row.request.drafter == spec}
                 if not unasked:
                     continue
@@ -276,6 +279,8 @@ class DraftBudget:
     ) -> None:
         """Verifies a little of some drafts that would not be, to see. Changes `masks` and their counts `kept`."""
         for option, indices in _by_drafter(rows).items():
+            if not self._probing.has_turn(option):
+                continue
             unverified = {rows[index].request.id: index for index in indices if kept[index] == 0}
             picked = self._probing.pick(option, dict.fromkeys(unverified, 0.0), outlook.probe_rows("")) if unverified else []
             levels = outlook.probe_levels("", len(picked), max([len(shapes[unverified[name]]) for name in picked])) if picked else 0

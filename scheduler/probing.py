@@ -52,6 +52,11 @@ class Probing:
         self._elapsed_s += seconds
         self._step += 1
 
+    def has_turn(self, option: str) -> bool:
+        """Whether `pick` may give any request in this step."""
+        state = self._options.get(option)
+        return state is None or bool(state.again) or self._is_due(state)
+
     def pick(self, option: str, dear_s: Mapping[str, float], affordable: int) -> list[str]:
         """The requests to probe in this step: those whose last probe paid, and when it is time, those not tried for longest.
 
