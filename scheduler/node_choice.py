@@ -45,9 +45,14 @@ def choose_compiled(
     """`choose_nodes` with kernels."""
     options: dict[str, int] = {}
     own: list[float] = []
-    for row, shape in zip(rows, shapes, strict=True):
-        option, shift = options.setdefault(row.drafter, len(options)), acceptance.of(row.drafter).shift(row.request.id)
-        own += (option, len(shape), row.draft_limit, row.depth_limit, shift, shape.confidence is not None)
+    parents, confidence = [shape.parents for shape in shapes], [shape.confidence for shape in shapes]
+    sizes = list(map(len, parents))
+    for row, size, stated in zip(rows, sizes, confidence, strict=True):
+        place = options.get(row.drafter)
+        if place is None:
+            place = options[row.drafter] = len(options)
+        shift = acceptance.of(row.drafter).shift(row.request.id)
+        own += (place, size, row.draft_limit, row.depth_limit, shift, stated is not None)
     numbers = array("d", [cap_s, *outlook.numbers, len(options)])
     for name in options:
         known = acceptance.of(name)
@@ -56,9 +61,8 @@ def choose_compiled(
         numbers += known.ranks
     numbers.append(len(rows))
     numbers.extend(own)
-    confidence = [shape.confidence for shape in shapes if shape.confidence is not None]
-    keep, counts = kernel.choose_nodes(numbers, [shape.parents for shape in shapes], confidence)
-    ends = list(accumulate([len(shape) for shape in shapes], initial=0))
+    keep, counts = kernel.choose_nodes(numbers, parents, [stated for stated in confidence if stated is not None])
+    ends = list(accumulate(sizes, initial=0))
     return [keep[start:end] for start, end in pairwise(ends)], counts
 
 

@@ -131,6 +131,6 @@ def learn_drafts(
 def _joined(arrays: Sequence[NDArray[np.int32]] | Sequence[NDArray[np.float32]]) -> bytes:
     """One after the other, as C++ reads them."""
     joined = b"".join([own.tobytes() for own in arrays])
-    if len(joined) != 4 * sum([len(own) for own in arrays]):
+    if len(joined) != 4 * sum(map(len, arrays)):
         raise TypeError(f"expected numbers of 4 bytes, got {[own.dtype.name for own in arrays]}")
     return joined

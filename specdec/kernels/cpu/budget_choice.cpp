@@ -189,7 +189,8 @@ extern "C" void specdec_choose_nodes(const double *numbers, const int32_t *paren
         }
         for (int64_t node = 0; node < std::min(size, draft_limit); ++node) {
             const int32_t above = own[node] + 1, depth = depths[node + 1] = depths[above] + 1;
-            if (depth > depth_limit) continue;
+            // what is below a node that is in no best set is in none either
+            if (depth > depth_limit || chances[above] <= outlook.least_chance) continue;
             double rate;
             if (told) {
                 rate = 1 / (1 + (1 / budget::clamped(budget::calibrated(x, y, confidence[node])) - 1) * factor);
