@@ -26,6 +26,7 @@ from specdec.scheduler.node_choice import choose_nodes, within
 from specdec.scheduler.options import options_of, parts_of
 from specdec.scheduler.outlook import Outlook
 from specdec.scheduler.outputs import OutputLengths
+from specdec.scheduler.plain_steps import PlainSteps
 from specdec.scheduler.probing import Probing
 from specdec.scheduler.token_value import TokenValue
 from specdec.tree import DraftShape, DraftTree, Mask
@@ -50,6 +51,7 @@ class DraftBudget:
         self._probing = Probing()
         self._outputs = OutputLengths()
         self._token_value = TokenValue()
+        self._plain_steps = PlainSteps()
         self._probes: dict[str, int] = {}  # request -> levels to verify at least, in this step
         self._decided: set[str] = set()  # requests whose depth was chosen by the rates of the past, in this step
 
@@ -67,7 +69,7 @@ class DraftBudget:
         self._decided = set()
         token_s = self._token_value.within(cap_s, prompt_tokens > 0)
         outlook = Outlook(self._costs, base, num_emitting, token_s=token_s, prompt_tokens=prompt_tokens)
-        if outlook.full_s > cap_s:
+        if outlook.full_s > cap_s or (num_emitting == base.tokens and self._plain_steps.is_due(self._costs.curve, base.tokens)):
             return [None] * len(rows)
         options = self._options(rows)
         known = {spec: [option for option in own if self._is_known(option)] for spec, own in options.items()}
@@ -118,6 +120,7 @@ class DraftBudget:
                 self._outputs.end(row.request.num_output)
         groups = _by_drafter(plan.rows)
         node_s = self._node_s(plan, trees) if groups else 0.0
+        self._learn_advantage(plan.rows, trees, outcomes, cost, node_s)
         for option, indices in groups.items():
             total_s = sum([cost.draft_s.get(part, 0.0) for part in parts_of(option)])
             self._learn_gains(option, indices, plan.rows, trees, outcomes, total_s, node_s)
@@ -322,11 +325,22 @@ class DraftBudget:
             return
         probed = {name: gain for name, gain in gains.items() if name in self._probes}
         if probed:
-            own_s = [own for own, index in zip(catch_up_s, indices, strict=True) if rows[index].request.id in probed]
-            self._probing.probed(option, probed, min(sum(own_s), total_s))
+            read_s = {rows[index].request.id: own for own, index in zip(catch_up_s, indices, strict=True) if own > 0}
+            self._probing.probed(option, probed, {name: own for name, own in read_s.items() if name in probed}, total_s)
         regular = [name for name in gains if name not in probed]
         if regular:
             self._probing.drafted(option, regular, max(0.0, -sum([gains[name] for name in regular])))
+
+    def _learn_advantage(
+        self, rows: Sequence[Row], trees: Sequence[DraftTree], outcomes: Sequence[RowOutcome], cost: StepCost, node_s: float
+    ) -> None:
+        """Follows what drafts bring, in steps that have nothing but decoding rows."""
+        if self._probes or not all([row.decodes for row in rows]) or cost.verify_s <= 0:
+            return
+        nodes = sum(map(len, trees))
+        emitted = sum([len(outcome.path) + 1 for outcome in outcomes]) / len(rows)
+        drafting_s = sum(cost.draft_s.values()) + node_s * nodes
+        self._plain_steps.observe(nodes, emitted, cost.total_s, cost.verify_s, drafting_s)
 
     def _node_s(self, plan: BatchPlan, trees: Sequence[DraftTree]) -> float:
         """Predicted seconds per node of this step's forward."""

@@ -2,8 +2,8 @@
 
 A probe that lost some time is paid off before the next one: it may cost 0.3 % of the time, or up to 8 % where that would mean to
 wait for more than 52 steps. It takes two steps: in the first one a drafter with KV of its own catches up with what it missed, which
-says nothing of what it costs in use. A probe that paid is repeated at once, so that a drafter which has become good is in use again
-as soon as the first probe finds out.
+says nothing of what it costs in use. Only where nothing was read and more was lost than a step takes, one is enough. A probe that paid
+is repeated at once, so that a drafter which has become good is in use again as soon as the first probe finds out.
 """
 
 from __future__ import annotations
@@ -44,12 +44,13 @@ class Probing:
 
     def __init__(self) -> None:
         self._options: dict[str, _Option] = {}
-        self._elapsed_s = 0.0
+        self._elapsed_s = self._last_s = 0.0
         self._step = 0
 
     def tick(self, seconds: float) -> None:
         """A step of so many seconds has passed."""
         self._elapsed_s += seconds
+        self._last_s = seconds
         self._step += 1
 
     def has_turn(self, option: str) -> bool:
@@ -84,21 +85,24 @@ class Probing:
             state = self._options[option] = _Option(self._elapsed_s, self._step, loss_s)
         state.tried.update(dict.fromkeys(request_ids, self._step))
 
-    def probed(self, option: str, gains: dict[str, float], catch_up_s: float = 0.0) -> None:
-        """These requests were drafted as a probe.
+    def probed(self, option: str, gains: Mapping[str, float], read_s: Mapping[str, float], total_s: float) -> None:
+        """These requests were drafted as a probe, in the step that `tick` was told of.
 
         Args:
             gains: request -> seconds that it saved, less those that it cost.
-            catch_up_s: what it took beside to catch up with them.
+            read_s: request -> seconds to catch up with it before, where there was something to read.
+            total_s: what the drafters took in all.
         """
         state = self._options.setdefault(option, _Option(self._elapsed_s, self._step))
-        if state.last_step != self._step - 1:  # the first of its two steps
+        if state.last_step != self._step - 1:  # the first of its steps
             state.loss_s = 0.0
             state.count += 1
-        state.loss_s += catch_up_s - sum(gains.values())
+        loss_s = -sum(gains.values())
+        is_dear = not read_s and loss_s > self._last_s - loss_s
+        state.loss_s += loss_s + min(sum(read_s.values()), total_s)
         state.last_s, state.last_step = self._elapsed_s, self._step
         for name, gain in gains.items():
-            begins = state.tried.get(name) != self._step - 1
+            begins = state.tried.get(name) != self._step - 1 and not is_dear
             state.tried[name] = self._step
             (state.again.add if begins or gain > 0 else state.again.discard)(name)
 

@@ -25,11 +25,11 @@ from specdec.scheduler.linear_cost import RATE, correction
 Floats = NDArray[np.float64]
 
 # variances of log factors where nothing was measured; a table divides them by 1 + its weight
-_PACE, _SPREAD, _LOCAL, _KV = 4.0, 0.5, 0.1, 4.0
+_PACE, _SPREAD, _LOCAL, _KV = 4.0, 0.5, 0.5, 4.0
 _REACH, _NEAR = 6.0, 0.7  # doublings over which sizes are alike
 _FADE = 1e-3  # of what is known beyond a table, per step
 _LEAST_WEIGHT = 20  # that it fades to
-_NOISE = 0.005  # of a step
+_NOISE = 0.007  # of a step
 _UNLIKE = 0.8  # share of the error from which on nothing was known of such a step
 _MEASURED_STEPS = 4  # that a measured table counts for: a stall is not believed from the first step on
 _SMALL_SIZES = 4  # of the table, that tell the machine's pace

@@ -202,7 +202,7 @@ def test_a_drafter_that_is_seldom_sure_is_asked_for_what_it_is_worth_and_not_for
 
     def speed(policy: str, drafter: str) -> float:
         speeds = []
-        for seed in range(3):
+        for seed in range(8):
             truth = Truth(verify, {"m": lambda rows, depth: 0.001 + depth * (0.0105 + 0.0005 * rows)}, host_s=2e-3, noise=0.05)
             costs = measured(verify, m=(0.001, 0.0, 0.0105, 0.0005, 0.0))
             own = Machine(truth, law, costs=costs, seed=seed, limit=4, draft_budget=policy, confidence=honest)
@@ -260,3 +260,20 @@ def test_where_prompts_are_in_every_step_a_saved_row_saves_little() -> None:
         return own.run().tokens_per_s
 
     assert speed("auto", "cheap") >= 0.99 * max(speed("all", "off"), speed("all", "cheap"), *(speed(k, "cheap") for k in (1, 2)))
+
+
+@pytest.mark.parametrize("rate", [0.3, 0.5, 0.7])
+def test_a_table_that_takes_nodes_to_be_free_is_found_out(rate: float) -> None:
+    """Sixteen rows take twice as long as eight, and were measured to take as long: every step drafts, and none shows what it is without."""
+
+    def steep(tokens: int) -> float:
+        return 0.005 * max(1.0, tokens / 8)
+
+    def speed(policy: str, drafter: str) -> float:
+        costs = CostModel(CostTable.measured({size: steep(8 if size <= 16 else size) for size in GRID}))
+        own = Machine(Truth(steep, DRAFTS, host_s=2e-4, noise=0.05), always(rate), costs=costs, draft_budget=policy)
+        for _ in range(8):
+            own.add(300, drafter)
+        return own.run().tokens_per_s
+
+    assert speed("auto", "cheap") >= 0.92 * speed("all", "off")
