@@ -39,6 +39,7 @@ from specdec.eval.machine import BUSY_CORES, busy_cores, describe_machine, versi
 from specdec.llm import LLM
 from specdec.plan import BatchPlan, Event, RowOutcome, StepCost
 from specdec.request import SamplingParams
+from specdec.scheduler.flat_drafts import FlatDrafts
 from specdec.scheduler.node_choice import node_chances
 from specdec.scheduler.scheduler import Scheduler
 from specdec.testing import Anti, Oracle
@@ -65,9 +66,10 @@ class RecordingScheduler(Scheduler):
         start = time.perf_counter()
         assert plan.predicted is not None
         expected = float(sum(row.emits for row in plan.rows))
-        for row, tree in zip(plan.rows, trees, strict=True):
-            if len(tree):
-                expected += sum(node_chances(row, tree.shape(), self._budget.acceptance))
+        drafted = [(row, tree.shape()) for row, tree in zip(plan.rows, trees, strict=True) if len(tree)]
+        if drafted:
+            rows, shapes = zip(*drafted, strict=True)
+            expected += float(node_chances(rows, shapes, FlatDrafts.of(shapes), self._budget.acceptance).sum())
         emitted = sum(len(outcome.emitted) for outcome in outcomes)
         self.steps.append((round(plan.predicted.total_s, 6), round(cost.total_s, 6), round(expected, 3), emitted))
         self.spent_s = time.perf_counter() - start

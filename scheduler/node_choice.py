@@ -71,7 +71,7 @@ def choose_plainly(
 ) -> list[Mask]:
     """The masks of `choose_nodes` without kernels."""
     flat = FlatDrafts.of(shapes)
-    chances = flat.path_products(_rates(rows, shapes, flat, acceptance))
+    chances = node_chances(rows, shapes, flat, acceptance)
     limits = np.array([(row.draft_limit, row.depth_limit) for row in rows]).T
     if not (flat.sizes <= limits.min(0)).all():
         places = np.arange(len(flat.rows)) - flat.starts[flat.rows]
@@ -80,6 +80,11 @@ def choose_plainly(
     worth = chances > outlook.least_chance
     ordered = np.sort(chances[worth])[::-1]
     return flat.split(first(chances, ordered, outlook.best_prefix(ordered, cap_s)))
+
+
+def node_chances(rows: Sequence[Row], shapes: Sequence[DraftShape], flat: FlatDrafts, acceptance: AcceptanceModel) -> Floats:
+    """[n]: chance of each node of non-empty drafts to be accepted, whatever the limits of its row."""
+    return flat.path_products(_rates(rows, shapes, flat, acceptance))
 
 
 def within(shape: DraftShape, max_nodes: int, max_depth: int) -> Mask:
