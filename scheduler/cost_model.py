@@ -55,7 +55,8 @@ class StepWork:
 
     Attributes:
         tokens: token rows of the target's forward.
-        kv_tokens: tokens of KV that its attention reads, over all rows.
+        kv_tokens: tokens of KV that its attention reads, over all requests.
+        pairs: of a token row and a token of KV from before the step that it attends to.
         logit_rows: rows of logits.
         requests: batch rows.
         drafts: by drafter name.
@@ -66,15 +67,17 @@ class StepWork:
     logit_rows: int = 0
     requests: int = 0
     drafts: Mapping[str, DraftWork] = field(default_factory=dict)
+    pairs: int = 0
 
     @classmethod
     def of(cls, plan: BatchPlan, num_nodes: Sequence[int]) -> StepWork:
         """The work of a plan whose rows verify `num_nodes` nodes each."""
         drafts: dict[str, tuple[int, int, int]] = {}
-        nodes, pending, cached, logits = sum(num_nodes), 0, 0, 0
+        nodes, pending, cached, logits, pairs = sum(num_nodes), 0, 0, 0, 0
         for row, count in zip(plan.rows, num_nodes, strict=True):
             pending += row.pending
             cached += row.cached
+            pairs += (row.pending + count) * row.cached
             # most rows want no scores of their prompt: said without two calls per row
             plain = row.request.params.prompt_logprobs is None
             logits += (count + 1 if row.cached + row.pending == row.length else 0) if plain else row.num_logits(count)
@@ -85,11 +88,17 @@ class StepWork:
                     unread += max(0, row.catch_up[place] - 1) if row.catch_up else 0
                     drafts[name] = (rows + 1, max(deepest, depth), unread)
         works = {name: DraftWork(*work) for name, work in drafts.items()}
-        return cls(pending + nodes, cached + pending + nodes, logits, len(plan.rows), works)
+        return cls(pending + nodes, cached + pending + nodes, logits, len(plan.rows), works, pairs)
 
     def with_nodes(self, count: int) -> StepWork:
         """The same step, verifying `count` nodes more."""
-        return StepWork(self.tokens + count, self.kv_tokens + count, self.logit_rows + count, self.requests, self.drafts)
+        pairs = self.pairs + int(count * self.context)
+        return StepWork(self.tokens + count, self.kv_tokens + count, self.logit_rows + count, self.requests, self.drafts, pairs)
+
+    @property
+    def context(self) -> float:
+        """Tokens of KV per request."""
+        return self.kv_tokens / self.requests if self.requests else 0.0
 
 
 class CostModel:
@@ -123,13 +132,13 @@ class CostModel:
 
     # Predicting
 
-    def verify_s(self, tokens: NDArray[np.float64] | NDArray[np.int64], kv_tokens: float = 0.0) -> NDArray[np.float64]:
-        """Seconds of forwards of so many token rows ([n], at least 1 each, maybe broken) that read `kv_tokens` of KV; ascending in both."""
-        return self.curve.many_s(tokens, kv_tokens)
+    def verify_s(self, tokens: NDArray[np.float64] | NDArray[np.int64]) -> NDArray[np.float64]:
+        """Seconds of forwards of so many token rows ([n], at least 1 each, maybe broken) that read no KV; ascending."""
+        return self.curve.many_s(tokens)
 
-    def verify_one_s(self, tokens: float, kv_tokens: float = 0.0) -> float:
-        """The same for one size, which need not be whole."""
-        return self.curve.one_s(tokens, kv_tokens)
+    def verify_one_s(self, tokens: float, kv_tokens: float = 0.0, pairs: float = 0.0) -> float:
+        """The same for one size, which need not be whole, with KV: see `StepWork`."""
+        return self.curve.one_s(tokens, kv_tokens, pairs)
 
     def draft_s(self, name: str, rows: int, depth: int, catch_up: int = 0) -> float:
         """Seconds of a drafter's call for so many rows, so many levels deep, with so many tokens to catch up with."""
@@ -154,7 +163,7 @@ class CostModel:
             draft_s={name: self._drift(name) * self._draft(name).predict(draft.features) for name, draft in work.drafts.items()}
             if work.drafts
             else _NOTHING,
-            verify_s=self.verify_one_s(work.tokens, work.kv_tokens),
+            verify_s=self.verify_one_s(work.tokens, work.kv_tokens, work.pairs),
             sample_s=self._sample.predict((1, work.logit_rows)),
             commit_s=self._commit.predict((1, work.requests)),
             host_s=self._host.predict((1, work.requests)),
@@ -164,6 +173,10 @@ class CostModel:
     def kv_token_s(self) -> float:
         """Seconds per token of KV read."""
         return self.curve.kv_token_s
+
+    def node_kv_s(self, context: float) -> float:
+        """Seconds that the attention of one token row more computes, behind so many tokens of KV."""
+        return self.curve.pair_s * context
 
     @property
     def logit_row_s(self) -> float:
@@ -181,7 +194,7 @@ class CostModel:
         self.history.append((predicted or self.predict(work), cost))
         self._num_steps += 1
         if cost.verify_s > 0:
-            self.curve.observe(work.tokens, work.kv_tokens, cost.verify_s)
+            self.curve.observe(work.tokens, work.kv_tokens, work.pairs, cost.verify_s)
         for name, draft in work.drafts.items():
             if name in cost.draft_s:
                 self._deepest[name] = max(self._deepest.get(name, 0), draft.depth)

@@ -20,7 +20,8 @@ class CostTable:
     Attributes:
         tokens: token rows, ascending, the first is 1.
         seconds: of a forward of so many rows that reads next to no KV; ascending.
-        kv_token_s: seconds per token of KV read.
+        kv_token_s: seconds per token of KV read, once for all rows of a request.
+        pair_s: seconds per token row and token of KV that it attends to: what attention computes, where that is not hidden by reading.
         weight: steps that the table is worth when what is observed differs: 0 for a guess.
         drafts: drafter name -> seconds of a call per 1, row, level, row x level and token to catch up with, where measured.
         deepest: levels that the drafters were measured for.
@@ -32,6 +33,7 @@ class CostTable:
     weight: int = 0
     drafts: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     deepest: int = 0
+    pair_s: float = 0.0
 
     def __post_init__(self) -> None:
         ascending = all(a < b for a, b in itertools.pairwise(self.tokens))
@@ -47,8 +49,15 @@ class CostTable:
             )
         if any(a > b for a, b in itertools.pairwise(self.seconds)) or not all(_LEAST_S <= own <= _MOST_S for own in self.seconds):
             raise ValueError(f"seconds must ascend, from {_LEAST_S} to {_MOST_S:g}, got {self.seconds}")
-        if not 0 <= self.kv_token_s <= 1 or not 0 <= self.weight <= _MOST_COUNT or not 0 <= self.deepest <= _MOST_COUNT:
-            raise ValueError(f"got {self.kv_token_s} s per KV token, a weight of {self.weight} and a depth of {self.deepest}")
+        if (
+            not 0 <= self.kv_token_s <= 1
+            or not 0 <= self.pair_s <= 1
+            or not 0 <= self.weight <= _MOST_COUNT
+            or not 0 <= self.deepest <= _MOST_COUNT
+        ):
+            raise ValueError(
+                f"got {self.kv_token_s} s per KV token, {self.pair_s} s per pair, a weight of {self.weight} and a depth of {self.deepest}"
+            )
         for name, own_s in self.drafts.items():
             if len(own_s) != _DRAFT_TERMS or not all(0 <= term <= _MOST_S for term in own_s):
                 raise ValueError(f"a draft needs {_DRAFT_TERMS} numbers of seconds of 0 or more, got {own_s} for {name}")
@@ -61,6 +70,7 @@ class CostTable:
         weight: int = 20,
         drafts: Mapping[str, tuple[float, ...]] | None = None,
         deepest: int = 0,
+        pair_s: float = 0.0,
     ) -> CostTable:
         """A table of measurements, made ascending: more rows never take less time.
 
@@ -72,7 +82,7 @@ class CostTable:
         upper = list(itertools.accumulate(seconds, max))
         lower = list(itertools.accumulate(reversed(seconds), min))[::-1]
         smooth = tuple((high + low) / 2 for high, low in zip(upper, lower, strict=True))
-        return cls(tokens, smooth, kv_token_s, weight, drafts or {}, deepest)
+        return cls(tokens, smooth, kv_token_s, weight, drafts or {}, deepest, pair_s)
 
     @classmethod
     def roofline(
@@ -107,4 +117,5 @@ class CostTable:
             raise TypeError(f"drafts must be a mapping, got {type(values['drafts']).__name__}")
         tokens, seconds = tuple(map(int, values["tokens"])), tuple(map(float, values["seconds"]))
         drafts = {str(name): tuple(map(float, own)) for name, own in values["drafts"].items()}
-        return cls(tokens, seconds, float(values["kv_token_s"]), int(values["weight"]), drafts, int(values["deepest"]))
+        kv_token_s, pair_s = float(values["kv_token_s"]), float(values["pair_s"])
+        return cls(tokens, seconds, kv_token_s, int(values["weight"]), drafts, int(values["deepest"]), pair_s)

@@ -347,7 +347,8 @@ class DraftBudget:
         nodes, pending = sum([len(tree) for tree in trees]), sum([row.pending for row in plan.rows])
         if nodes == 0:
             return 0.0
-        return (self._costs.verify_one_s(pending + nodes) - self._costs.verify_one_s(pending)) / nodes + self._costs.logit_row_s
+        products_s = (self._costs.verify_one_s(pending + nodes) - self._costs.verify_one_s(pending)) / nodes
+        return products_s + self._costs.logit_row_s + self._costs.node_kv_s(sum([row.cached for row in plan.rows]) / len(plan.rows))
 
 
 _NONE: Mask = np.zeros(0, dtype=np.bool_)

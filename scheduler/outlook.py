@@ -52,6 +52,7 @@ class Outlook:
         self._costs = costs
         self._tokens = base.tokens + prompt_tokens
         self._verify_s = costs.verify_one_s(self._tokens)
+        self._row_s = costs.logit_row_s + costs.node_kv_s(base.context)  # of a node, beside its row in the products
         self.emitting = max(num_emitting, 1e-3)  # a step that emits nothing has nothing to lose but time
         predicted = costs.predict(base)
         spent_s = sum(predicted.draft_s.values()) if predicted.draft_s else 0.0
@@ -77,25 +78,25 @@ class Outlook:
 
     def node_s(self, count: float) -> float:
         """What so many nodes, which need not be whole, add to the step's forward and choices."""
-        return self._costs.verify_one_s(self._tokens + count) - self._verify_s + self._costs.logit_row_s * count
+        return self._costs.verify_one_s(self._tokens + count) - self._verify_s + self._row_s * count
 
     def node_seconds(self, counts: Floats | NDArray[np.int64]) -> Floats:
         """The same for many counts, of any shape."""
         seconds: Floats = self._costs.verify_s(self._tokens + counts)
-        seconds += self._costs.logit_row_s * counts - self._verify_s
+        seconds += self._row_s * counts - self._verify_s
         return seconds
 
     @property
     def least_chance(self) -> float:
         """A node of a lower chance is in no best set: it brings less than choosing its token costs, were its forward free."""
-        return self.goodput_off * self._costs.logit_row_s
+        return self.goodput_off * self._row_s
 
     @property
     def numbers(self) -> list[float]:
         """What the kernels weigh drafts with, in the order of `Outlook` in `specdec/kernels/cpu/budget.h`."""
         curve = self._costs.curve
         return [
-            *(self.emitting, self.base_s, self.full_s, self.goodput_off, self.least_chance, self._costs.logit_row_s),
+            *(self.emitting, self.base_s, self.full_s, self.goodput_off, self.least_chance, self._row_s),
             *(self._tokens, self._verify_s, curve.slope, len(curve.tokens), *curve.tokens, *curve.seconds),
         ]
 

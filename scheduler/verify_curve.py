@@ -1,7 +1,7 @@
-"""Seconds of the target's forward by its token rows and the KV that it reads: a table, corrected by every step.
+"""Seconds of the target's forward by its token rows, and what its attention reads and computes: a table, corrected by every step.
 
-The corrections, one per size of the table and one for KV, are log factors and follow a Kalman filter. What is taken to move them
-tells what a step says of sizes that it did not have:
+The corrections, one per size of the table, one for tokens of KV and one for pairs of those and token rows, are log factors and follow a
+Kalman filter. What is taken to move them tells what a step says of sizes that it did not have:
 
     pace     all sizes together: the machine is busier, or less, than when it was measured
     spread   sizes near each other, up to 64 times as large or small, much less
@@ -44,7 +44,7 @@ class VerifyCurve:
     Attributes:
         tokens: the sizes of the table, in token rows, ascending.
         seconds: of each, as corrected; ascending.
-        kv_token_s: seconds per token of KV read.
+        kv_token_s, pair_s: seconds per token of KV read, and per token row and token of KV that it attends to.
         pace: seconds of small forwards over those of the table: the machine may have been slower or faster then.
     """
 
@@ -52,27 +52,27 @@ class VerifyCurve:
         self._table = table
         self.tokens = list(table.tokens)
         self.seconds = list(table.seconds)
-        self.kv_token_s = table.kv_token_s
+        self.kv_token_s, self.pair_s = table.kv_token_s, table.pair_s
         self.pace = 1.0
         self._num_steps = _MEASURED_STEPS if table.weight else 0
         places = np.log2(self.tokens)
         apart = np.abs(places[:, None] - places)
         reach, near = np.exp(-apart / _REACH), np.exp(-apart / _NEAR)
-        size = len(self.tokens) + 1  # the last is KV
+        size = len(self.tokens) + 2  # the last are KV and pairs
         prior = np.full((size, size), _PACE)
-        prior[:-1, :-1] += _SPREAD * reach + _LOCAL * near
-        prior[-1, -1] += _KV
+        prior[:-2, :-2] += _SPREAD * reach + _LOCAL * near
+        prior[-2:, -2:] += np.diag([_KV, _KV])
         self._covariance = prior / (1 + table.weight)
         self._faded = _FADE / (1 + max(table.weight, _LEAST_WEIGHT)) * prior
 
-    def many_s(self, tokens: Floats | NDArray[np.int64], kv_tokens: float = 0.0) -> Floats:
-        """Seconds of forwards of so many token rows ([n], at least 1 each, maybe broken) that read `kv_tokens` of KV; ascending in both."""
+    def many_s(self, tokens: Floats | NDArray[np.int64]) -> Floats:
+        """Seconds of forwards of so many token rows ([n], at least 1 each, maybe broken) that read no KV; ascending."""
         seconds: Floats = np.interp(tokens, self.tokens, self.seconds)
-        seconds += self.slope * np.maximum(tokens - self.tokens[-1], 0) + self.kv_token_s * kv_tokens
+        seconds += self.slope * np.maximum(tokens - self.tokens[-1], 0)
         return seconds
 
-    def one_s(self, tokens: float, kv_tokens: float = 0.0) -> float:
-        """The same for one size, which need not be whole. Plain numbers: an array library takes ten times as long."""
+    def one_s(self, tokens: float, kv_tokens: float = 0.0, pairs: float = 0.0) -> float:
+        """The same for one size, which need not be whole, with KV. Plain numbers: an array library takes ten times as long."""
         grid, seconds = self.tokens, self.seconds
         place = bisect_left(grid, tokens)
         if place == len(grid):
@@ -82,7 +82,7 @@ class VerifyCurve:
         else:
             left, left_s = grid[place - 1], seconds[place - 1]
             own_s = left_s + (seconds[place] - left_s) * ((tokens - left) / (grid[place] - left))
-        return own_s + self.kv_token_s * kv_tokens
+        return own_s + self.kv_token_s * kv_tokens + self.pair_s * pairs
 
     @property
     def slope(self) -> float:
@@ -93,26 +93,26 @@ class VerifyCurve:
 
     def doubt(self, few: float, many: float) -> float:
         """Standard deviation of the log of what `many` token rows take over what `few` take."""
-        apart = self._gradient(many, 0.0) - self._gradient(few, 0.0)
+        apart = self._gradient(many) - self._gradient(few)
         return math.sqrt(max(0.0, float(apart @ self._covariance @ apart)))
 
-    def observe(self, tokens: int, kv_tokens: int, seconds: float) -> None:
+    def observe(self, tokens: int, kv_tokens: int, pairs: int, seconds: float) -> None:
         """Learns from a step. The curve stays ascending: the sizes on either side give way to those just seen."""
-        kv_s = self.kv_token_s * kv_tokens
-        gradient = self._gradient(tokens, kv_s)
+        gradient = self._gradient(tokens, kv_tokens, pairs)
         along = self._covariance @ gradient
         variance = float(gradient @ along)
         share = variance / (variance + _NOISE)
         is_new = self._table.weight == 0 and share > _UNLIKE
-        error = math.log(seconds / (self.one_s(tokens) + kv_s))
+        error = math.log(seconds / self.one_s(tokens, kv_tokens, pairs))
         moved = correction(error, 0 if is_new else self._num_steps, max(share, RATE))
         self._num_steps += 1
         factors = np.exp(along * (moved / variance))
         self._covariance -= np.outer(along, along / (variance + _NOISE))
         self._covariance *= 1 - _FADE
         self._covariance += self._faded
-        self.kv_token_s *= float(factors[-1])
-        self._seconds_of(np.array(self.seconds) * factors[:-1], tokens)
+        self.kv_token_s *= float(factors[-2])
+        self.pair_s *= float(factors[-1])
+        self._seconds_of(np.array(self.seconds) * factors[:-2], tokens)
         small = range(min(_SMALL_SIZES, len(self.seconds)))
         self.pace = math.exp(sum([math.log(self.seconds[index] / self._table.seconds[index]) for index in small]) / len(small))
 
@@ -127,21 +127,18 @@ class VerifyCurve:
         np.minimum.accumulate(below, out=below)
         self.seconds = seconds.tolist()
 
-    def _gradient(self, tokens: float, kv_s: float) -> Floats:
-        """[sizes + 1]: by what share of itself a step's time grows with each correction."""
-        gradient = np.zeros(len(self.tokens) + 1)
+    def _gradient(self, tokens: float, kv_tokens: float = 0.0, pairs: float = 0.0) -> Floats:
+        """[sizes + 2]: by what share of itself a step's time grows with each correction."""
+        gradient = np.zeros(len(self.tokens) + 2)
         place = bisect_left(self.tokens, tokens)
-        total_s = self.one_s(tokens) + kv_s
         if place == len(self.tokens):
-            gradient[-2] = 1.0
+            gradient[-3] = self.one_s(tokens)
         elif place == 0 or self.tokens[place] == tokens:
-            gradient[place] = 1.0
+            gradient[place] = self.seconds[place]
         else:
             left, right = self.tokens[place - 1 : place + 1]
             part = (tokens - left) / (right - left)
             gradient[place - 1] = (1 - part) * self.seconds[place - 1]
             gradient[place] = part * self.seconds[place]
-            gradient /= total_s - kv_s
-        gradient *= (total_s - kv_s) / total_s
-        gradient[-1] = kv_s / total_s
-        return gradient
+        gradient[-2], gradient[-1] = self.kv_token_s * kv_tokens, self.pair_s * pairs
+        return gradient / self.one_s(tokens, kv_tokens, pairs)

@@ -31,14 +31,15 @@ from specdec.tree import DraftTree
 _REPEATS = 3
 _PASSES = 7
 _SMALL = 64  # token rows, of which there are so many passes
-_LARGE_SHARE = 0.6  # of the time, until which larger sizes are begun
+_LARGE_SHARE, _SMALL_SHARE = 0.6, 0.8  # of the time, until which larger sizes are begun, and passes over the small ones
 _MOST_LOGITS = 64  # as in a step: nodes need logits each, prompt chunks do not
 _KV_TOKENS = 1024
+_PAIR_ROWS = 16  # token rows that tell what attention computes from what it reads
 _CATCH_UP = 2048
 _CATCH_UP_SHARE = 0.1  # of the time, for one call that catches up: a target forward of so many tokens bounds it
 _SEEN = 16  # tokens of requests with nothing to catch up with
 _WORTH_KEEPING_S = 0.5
-_VERSION = 3
+_VERSION = 4
 
 
 class _Runner(Protocol):
@@ -88,14 +89,22 @@ def measure_costs(runner: _Runner, num_slots: int, max_tokens: int, max_s: float
     time_all(small, max_s)
     time_all(sizes[len(small) :], _LARGE_SHARE * max_s)
     for _ in range(_PASSES - 1):
-        time_all(small, max_s)
+        time_all(small, _SMALL_SHARE * max_s)
     if len(seconds) < 2:
         return None
-    cached = min(_KV_TOKENS, num_slots - 1)
-    time_s(1, cached)
-    cached_s = statistics.median([time_s(1, cached) for _ in range(_REPEATS)])
     points = {tokens: statistics.median(own) for tokens, own in seconds.items()}
-    return CostTable.measured(points, max(cached_s - points[1], 1e-3 * points[1]) / cached)
+    most = max([tokens for tokens in points if tokens <= min(_PAIR_ROWS, num_slots // 2)], default=1)
+    if most == 1:
+        return CostTable.measured(points)
+    cached = min(_KV_TOKENS, num_slots - most)
+    time_s(most, cached)  # touches memory
+    behind_s: list[tuple[float, float]] = []
+    while len(behind_s) < _REPEATS or (len(behind_s) < _PASSES and clock() - start < max_s):
+        behind_s.append((time_s(1, cached) - points[1], time_s(most, cached) - points[most]))
+    one_s, most_s = (statistics.median(own) for own in zip(*behind_s, strict=True))
+    least_s = 1e-3 * points[1]
+    pair_s = max(most_s - one_s, least_s) / (most - 1)
+    return CostTable.measured(points, max(one_s - pair_s, least_s) / cached, pair_s=pair_s / cached)
 
 
 class _Drafters(Protocol):

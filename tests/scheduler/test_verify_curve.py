@@ -21,7 +21,7 @@ def curve_of(*, factor: float = 1.0, flat_until: int = 8) -> VerifyCurve:
 
 def observe(curve: VerifyCurve, sizes: list[int], random: np.random.Generator, noise: float = 0.03) -> None:
     for size in sizes:
-        curve.observe(size, 100, truth_s(size) * float(np.exp(noise * random.standard_normal())))
+        curve.observe(size, 100, 100 * size, truth_s(size) * float(np.exp(noise * random.standard_normal())))
 
 
 def test_steps_of_one_size_move_the_others_by_the_pace_of_the_machine() -> None:
@@ -58,9 +58,19 @@ def test_kv_is_told_from_rows() -> None:
     random = np.random.default_rng(3)
     for _ in range(300):
         cached = int(random.integers(0, 50_000))
-        curve.observe(4, cached, truth_s(4) + 2e-7 * cached)
+        curve.observe(4, cached, 0, truth_s(4) + 2e-7 * cached)
     assert curve.kv_token_s == pytest.approx(2e-7, rel=0.2)
     assert curve.one_s(4) == pytest.approx(truth_s(4), rel=0.1)
+
+
+def test_what_attention_computes_for_a_row_more_is_told_from_what_it_reads() -> None:
+    curve = VerifyCurve(CostTable.measured({size: truth_s(size) for size in GRID}, 1e-6, pair_s=1e-7))
+    random = np.random.default_rng(5)
+    for _ in range(400):
+        rows, cached = int(random.integers(1, 9)), int(random.integers(100, 3000))
+        curve.observe(rows, cached, rows * cached, truth_s(rows) + 1e-6 * rows * cached + 1e-7 * cached)
+    assert curve.pair_s == pytest.approx(1e-6, rel=0.15)
+    assert curve.one_s(8, 2000, 16000) - curve.one_s(7, 2000, 14000) == pytest.approx(2e-3, rel=0.2)
 
 
 @pytest.mark.parametrize("table", [CostTable.guess(), CostTable((1,), (0.01,)), CostTable((1, 4), (0.01, 0.02), weight=20)])
@@ -68,7 +78,7 @@ def test_any_noise_leaves_it_ascending_and_finite(table: CostTable) -> None:
     random = np.random.default_rng(4)
     curve = VerifyCurve(table)
     for _ in range(500):
-        curve.observe(int(random.integers(1, 900)), int(random.integers(0, 9000)), float(np.exp(3 * random.standard_normal() - 5)))
+        curve.observe(*(int(random.integers(1, most)) for most in (900, 9000, 99000)), float(np.exp(3 * random.standard_normal() - 5)))
         seconds = curve.many_s(np.arange(1, 1000))
         assert np.isfinite(seconds).all() and (seconds > 0).all() and (np.diff(seconds) >= -1e-12 * seconds[:-1]).all()
         assert np.linalg.eigvalsh(curve._covariance)[0] > -1e-9

@@ -25,13 +25,13 @@ struct Reader {
 
 // A step's seconds and tokens as nodes are added to it: scheduler/outlook.py.
 struct Outlook {
-    double emitting, base_s, full_s, goodput_off, least_chance, logit_row_s, tokens, verify_s, slope;
+    double emitting, base_s, full_s, goodput_off, least_chance, row_s, tokens, verify_s, slope;
     int64_t size;
     const double *sizes, *seconds;  // of the target's forward
 
     explicit Outlook(Reader &from)
         : emitting(from.next()), base_s(from.next()), full_s(from.next()), goodput_off(from.next()), least_chance(from.next()),
-          logit_row_s(from.next()), tokens(from.next()), verify_s(from.next()), slope(from.next()), size(from.count()),
+          row_s(from.next()), tokens(from.next()), verify_s(from.next()), slope(from.next()), size(from.count()),
           sizes(from.take(size)), seconds(from.take(size)) {}
 };
 
@@ -43,7 +43,7 @@ public:
     double operator()(double count) {
         const double tokens = outlook_.tokens + count;
         while (place_ < outlook_.size && outlook_.sizes[place_] < tokens) ++place_;
-        return forward_s(tokens) - outlook_.verify_s + outlook_.logit_row_s * count;
+        return forward_s(tokens) - outlook_.verify_s + outlook_.row_s * count;
     }
 
 private:
