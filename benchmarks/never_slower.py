@@ -46,6 +46,7 @@ from specdec.testing import Anti, Oracle
 from specdec.tree import DraftTree
 
 OFF = "off"
+TURNS = 3  # requests per place, at least: a run that only drains is measured by its longest answers
 SLEEP_STEPS, HOSTILE_MOST, RESUMES_WITHIN = 4, 1.1, 64
 CASE = ("model", "drafter", "prompts", "requests", "max_tokens", "longest", "seed")
 Say = Callable[[str], None]
@@ -155,7 +156,7 @@ def run_all(arguments: argparse.Namespace, say: Say) -> list[Run]:
                 say(f"{arguments.minutes:g} minutes are over: stopped before round {round_ + 1}, {concurrency} at once")
                 break
             rng = random.Random(f"{arguments.seed} {round_} {concurrency}")
-            prompts = rng.sample(pool, min(max(arguments.requests, concurrency), len(pool)))
+            prompts = rng.sample(pool, min(max(arguments.requests, TURNS * concurrency), len(pool)))
             busy = busy_cores(0.3) or 0.0
             found = []
             for policy in rng.sample(arguments.policies, len(arguments.policies)):
@@ -280,7 +281,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--prompts", type=Path, required=True, help="JSON lines; the first turns are taken")
     parser.add_argument("--concurrency", type=int, nargs="+", default=(1, 2, 4, 8, 16))
     parser.add_argument("--policies", type=_policy, nargs="+", default=(AUTO, OFF, 1, 2, 3, 4, 5, 7))
-    parser.add_argument("--requests", type=int, default=4, help="per run, but at least as many as are under way")
+    parser.add_argument("--requests", type=int, default=4, help="per run, but at least three times as many as are under way")
     parser.add_argument("--max-tokens", type=int, help="of an answer; default 48, or 200 with --hostile")
     parser.add_argument("--longest", type=int, default=256, help="prompts of more tokens are left out")
     parser.add_argument("--rounds", type=int, default=5)

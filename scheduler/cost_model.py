@@ -2,7 +2,7 @@
 
 verify   a table over token rows and KV tokens read, x corrections learned per size, see `verify_curve`
 draft    per drafter, linear in rows, steps, rows x steps and tokens to catch up with
-sample   linear in logit rows;   commit, host   linear in requests
+sample   linear in logit rows;   commit   linear in requests;   host   linear in requests and in those that draft
 
 All of it is plain numbers: a step asks for a few sizes, and arrays that small cost more to call than to compute.
 """
@@ -96,6 +96,11 @@ class StepWork:
         return StepWork(self.tokens + count, self.kv_tokens + count, self.logit_rows + count, self.requests, self.drafts, pairs)
 
     @property
+    def drafting(self) -> int:
+        """Rows that draft."""
+        return max([draft.rows for draft in self.drafts.values()], default=0)
+
+    @property
     def context(self) -> float:
         """Tokens of KV per request."""
         return self.kv_tokens / self.requests if self.requests else 0.0
@@ -128,7 +133,7 @@ class CostModel:
         first = table.seconds[0]
         self._sample = LinearCost((0.01 * first, 0.001 * first))
         self._commit = LinearCost((0.002 * first, 0.0005 * first))
-        self._host = LinearCost((0.01 * first, 0.001 * first))
+        self._host = LinearCost((0.01 * first, 0.001 * first, 0.0005 * first))
 
     # Predicting
 
@@ -141,8 +146,10 @@ class CostModel:
         return self.curve.one_s(tokens, kv_tokens, pairs)
 
     def draft_s(self, name: str, rows: int, depth: int, catch_up: int = 0) -> float:
-        """Seconds of a drafter's call for so many rows, so many levels deep, with so many tokens to catch up with."""
-        return self._drift(name) * self._draft(name).predict(DraftWork(rows, depth, catch_up).features) if rows else 0.0
+        """Seconds of a drafter's call for so many rows, so many levels deep, with so many tokens to catch up with; the host's included."""
+        if not rows:
+            return 0.0
+        return self._drift(name) * self._draft(name).predict(DraftWork(rows, depth, catch_up).features) + self._host_draft_s * rows
 
     def catch_up_token_s(self, name: str) -> float:
         """Seconds per committed token that a drafter has to catch up with."""
@@ -153,9 +160,11 @@ class CostModel:
         return self._deepest.get(name, 0)
 
     def draft_coefficients(self, name: str) -> Sequence[float]:
-        """Seconds of a call per 1, row, level, row x level and token to catch up with."""
+        """Seconds of a call per 1, row, level, row x level and token to catch up with; the host's included."""
         drift = self._drift(name)
-        return [drift * own for own in self._draft(name).coefficients]
+        coefficients = [drift * own for own in self._draft(name).coefficients]
+        coefficients[1] += self._host_draft_s
+        return coefficients
 
     def predict(self, work: StepWork) -> StepCost:
         """Seconds of a step, by kind."""
@@ -166,13 +175,18 @@ class CostModel:
             verify_s=self.verify_one_s(work.tokens, work.kv_tokens, work.pairs),
             sample_s=self._sample.predict((1, work.logit_rows)),
             commit_s=self._commit.predict((1, work.requests)),
-            host_s=self._host.predict((1, work.requests)),
+            host_s=self._host.predict((1, work.requests, work.drafting)),
         )
 
     @property
     def kv_token_s(self) -> float:
         """Seconds per token of KV read."""
         return self.curve.kv_token_s
+
+    @property
+    def _host_draft_s(self) -> float:
+        """Seconds that the host takes for a row more that drafts."""
+        return self._host.coefficients[2]
 
     def node_kv_s(self, context: float) -> float:
         """Seconds that the attention of one token row more computes, behind so many tokens of KV."""
@@ -204,7 +218,7 @@ class CostModel:
         if self._num_steps <= _ALL_STEPS or self._num_steps % _SMALL_EVERY == 0:
             self._sample.observe((1, work.logit_rows), cost.sample_s)
             self._commit.observe((1, work.requests), cost.commit_s)
-            self._host.observe((1, work.requests), cost.host_s)
+            self._host.observe((1, work.requests, work.drafting), cost.host_s)
 
     def median_error(self) -> float | None:
         """Median of |predicted / observed - 1| over the last steps; None before the first."""
