@@ -81,7 +81,7 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     tokenizer.chat_template = "{{ messages[0].content }}"
     tokenizer.save_pretrained(folder)
     prompts = folder / "prompts.jsonl"
-    lines = [json.dumps({"id": str(number), "category": "all", "turns": [f"{number} ababab {number}" * 3]}) for number in range(6)]
+    lines = [json.dumps({"id": str(number), "category": "all", "turns": [f"{number} ababab {number}" * 3]}) for number in range(9)]
     prompts.write_text("\n".join(lines))
     return ["--model", str(folder), "--prompts", str(prompts), "--longest", "100", "--max-tokens", "24"]
 
@@ -94,7 +94,7 @@ def test_policies_take_turns_and_runs_are_kept(
     script.main([*command, "--rounds", "1"])  # the status depends on the machine
     kept = json.loads(output.read_text())["runs"]
     assert sorted((run["concurrency"], run["policy"]) for run in kept) == sorted((c, p) for c in (1, 3) for p in POLICIES)
-    assert all(run["tokens"] == 24 * max(2, run["concurrency"]) for run in kept)
+    assert all(run["tokens"] == 24 * max(2, script.TURNS * run["concurrency"]) for run in kept)
     assert len({run["ids"] for run in kept}) == 2, "one answer per set of prompts"
     assert all(bool(run["steps"]) == (run["policy"] == "auto") for run in kept)
     assert all(sum(step[3] for step in run["steps"]) == run["tokens"] for run in kept if run["policy"] == "auto")
