@@ -145,7 +145,7 @@ def test_ids_are_those_of_each_prompt_alone_without_drafts(folder, temperature):
     alone = LLM(folder, dtype="bfloat16", num_pages=64, max_num_seqs=1)
     expected = [alone.generate([prompt], params)[0].token_ids for prompt in prompts]
     for drafter in ("ngram", f"model:{folder}"):
-        together = LLM(folder, dtype="bfloat16", num_pages=64, max_num_seqs=3, drafter=drafter, prefill_chunk=8)
+        together = LLM(folder, dtype="bfloat16", num_pages=64, max_num_seqs=3, drafter=drafter, draft_budget="all", prefill_chunk=8)
         outputs = together.generate(prompts, params)
         assert [output.token_ids for output in outputs] == expected
         stats = [output.stats for output in outputs]

@@ -63,7 +63,7 @@ def test_ids_are_those_of_each_prompt_alone_without_drafts(source, temperature):
     prompts = [[5, 6, 7, 5, 6, 7, 5], list(range(3, 40)), [9]]
     params = SamplingParams(temperature=temperature, seed=3, max_tokens=24, ignore_eos=True)
     alone = LLM(source, dtype="int4", num_pages=64, max_num_seqs=1)
-    together = LLM(source, dtype="int4", num_pages=64, max_num_seqs=3, drafter="ngram", prefill_chunk=8)
+    together = LLM(source, dtype="int4", num_pages=64, max_num_seqs=3, drafter="ngram", draft_budget="all", prefill_chunk=8)
     expected = [alone.generate([prompt], params)[0].token_ids for prompt in prompts]
     outputs = together.generate(prompts, params)
     assert [output.token_ids for output in outputs] == expected
