@@ -325,8 +325,8 @@ class DraftBudget:
             return
         probed = {name: gain for name, gain in gains.items() if name in self._probes}
         if probed:
-            read_s = {rows[index].request.id: own for own, index in zip(catch_up_s, indices, strict=True) if own > 0}
-            self._probing.probed(option, probed, {name: own for name, own in read_s.items() if name in probed}, total_s)
+            read_s = {name: own for name, own in zip(gains, catch_up_s, strict=True) if own > 0 and name in probed}
+            self._probing.probed(option, probed, read_s, total_s)
         regular = [name for name in gains if name not in probed]
         if regular:
             self._probing.drafted(option, regular, max(0.0, -sum([gains[name] for name in regular])))

@@ -47,7 +47,6 @@ def command(
     What is compared takes turns, and figures are medians, since machines are noisy. The status is 1 where a drafter's
     ids were not those of 'off'.
     """
-
     from specdec.eval.bench import PARTS, BenchSettings, check_settings, run_bench
     from specdec.eval.bench_prompts import SHIPPED
     from specdec.eval.datasets import load_prompts

@@ -6,7 +6,6 @@ Learned state lies in arrays that the kernels change in place.
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import sys
 from array import array
@@ -18,34 +17,24 @@ from numpy.typing import NDArray
 
 Mask = NDArray[np.bool_]
 
-_pointer, _long = ctypes.c_void_p, ctypes.c_int64
-_SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
-    "specdec_choose_depths": (ctypes.c_double, (_pointer, _pointer)),
-    "specdec_choose_nodes": (None, (_pointer,) * 5),
-    "specdec_follow_widths": (ctypes.c_int, (_pointer, _pointer, _long, *[_pointer] * 3)),
-    "specdec_learn_drafts": (_long, (_long, *[_pointer] * 4, _long, *[_pointer] * 3, _long, _pointer, _pointer)),
-}
-
 
 def is_available() -> bool:
     """Whether the kernels could be built. They share torch's OpenMP runtime, so what runs without torch, as a simulation does, has none."""
-    return "torch" in sys.modules and _library() is not None
+    return "torch" in sys.modules and _is_built()
+
+
+@functools.cache
+def _is_built() -> bool:
+    from specdec.kernels.build import load_cpu_kernels  # brings torch
+
+    return load_cpu_kernels() is not None
 
 
 @functools.cache
 def _compiled(name: str) -> Callable[..., Any]:  # what the kernel gives back
-    library = _library()
-    assert library is not None
-    function = library[name]
-    function.restype, function.argtypes = _SIGNATURES[name]
-    return function
+    from specdec.kernels.step_ops import compiled  # brings torch
 
-
-@functools.cache
-def _library() -> ctypes.CDLL | None:
-    from specdec.kernels.build import load_cpu_kernels  # brings torch
-
-    return load_cpu_kernels()
+    return compiled(name)
 
 
 def choose_depths(numbers: array[float], rows: int) -> tuple[list[int], float]:

@@ -24,6 +24,10 @@ _SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "specdec_ngram_new": (_pointer, (_int, _int)),
     "specdec_ngram_free": (None, (_pointer,)),
     "specdec_ngram_propose": (None, (_pointer, _long, _pointer, _long, *[_pointer] * 4)),
+    "specdec_choose_depths": (ctypes.c_double, (_pointer, _pointer)),
+    "specdec_choose_nodes": (None, (_pointer,) * 5),
+    "specdec_follow_widths": (ctypes.c_int, (_pointer, _pointer, _long, *[_pointer] * 3)),
+    "specdec_learn_drafts": (_long, (_long, *[_pointer] * 4, _long, *[_pointer] * 3, _long, _pointer, _pointer)),
 }
 
 

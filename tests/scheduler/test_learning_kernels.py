@@ -66,6 +66,6 @@ def test_the_same_is_learned_from_the_same_drafts(seed: int) -> None:
 
 def test_numbers_of_another_size_are_refused() -> None:
     known = DrafterAcceptance(is_compiled=True)
-    tree = DraftTree(np.zeros(3, dtype=np.int32), np.arange(3, dtype=np.int64) - 1)  # type: ignore[arg-type]
+    tree = DraftTree(np.zeros(3, dtype=np.int32), np.arange(3, dtype=np.int64) - 1)  # type: ignore[arg-type]  # what is to be refused
     with pytest.raises(TypeError, match="int64"):
         known.verify(["r"], [tree], [RowOutcome((0,))])
