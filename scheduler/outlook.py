@@ -88,7 +88,7 @@ class Outlook:
 
     @property
     def least_chance(self) -> float:
-        """A node of a lower chance is in no best set: it brings less than its attention and its choice cost, were the rest of its forward free."""
+        """A node of a lower chance is in no best set: it brings less than its attention and its choice cost, were the rest free."""
         return self.goodput_off * self._row_s
 
     @property
